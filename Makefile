@@ -1,0 +1,35 @@
+# Everything a fresh machine needs is Python 3.11+ and make: `make demo`, then `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint bench clean
+.DELETE_ON_ERROR:
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("equivcheck needs Python 3.11 or newer: make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[test,lint]'
+	touch $@
+
+# The main job on a trained int8 net and a scanned digit, on the embedded virtual NPU.
+demo: $(VENV)/.installed
+	$(BIN)/equivcheck diff fixtures/digits_qdq_s8.onnx --split-at GlobalAveragePool \
+	    -i fixtures/digits/08_8.png --preprocess fixtures/digits.toml
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed
+	$(BIN)/python tests/bench/vnpu.py
+	$(BIN)/python tests/bench/legal_excess.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist

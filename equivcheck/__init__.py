@@ -1,0 +1,37 @@
+"""equivcheck: is the difference between a CPU and an NPU rounding, or is something wrong - and where, and why?
+
+`equivcheck.diff(...)` runs and judges; `equivcheck.assert_equivalent(...)` raises where they differ. The import is lazy:
+neither numpy nor an engine is loaded before a name is used, because the pytest plugin is imported in every pytest run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from equivcheck.check import assert_equivalent, diff
+    from equivcheck.errors import EquivcheckError, Inconclusive
+    from equivcheck.result import Result
+
+__version__ = "0.1.0"
+__all__ = ["EquivcheckError", "Inconclusive", "Result", "__version__", "assert_equivalent", "diff"]
+
+_HOMES = {
+    "diff": "equivcheck.check",
+    "assert_equivalent": "equivcheck.check",
+    "Result": "equivcheck.result",
+    "EquivcheckError": "equivcheck.errors",
+    "Inconclusive": "equivcheck.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'equivcheck' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

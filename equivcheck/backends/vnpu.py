@@ -1,0 +1,178 @@
+"""The virtual NPU as a backend: integer arithmetic of a real engine, the operator list of a real NPU, no board."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+
+from equivcheck.backends.base import Backend, Option, Runner, Session
+from equivcheck.backends.ort import parameters
+from equivcheck.backends.spec import Spec
+from equivcheck.engines.ort import OrtEngine
+from equivcheck.errors import EngineRefused
+from equivcheck.models.graph import Array, Graph, Step
+from equivcheck.models.onnx.isolate import isolate, spec_of
+from equivcheck.models.onnx.load import OnnxModel
+from equivcheck.recording import Recording
+from equivcheck.result import Crossing, Observation, Placement, Side
+from equivcheck.vnpu.profiles import load_profile, profile_names
+from equivcheck.vnpu.program import Program, compile_program
+from equivcheck.vnpu.targets import load_target, target_names
+
+NOT_YOUR_BOARD = "A SOFTWARE NPU, NOT YOUR BOARD (see: equivcheck backends)"
+
+
+class VnpuBackend(Backend):
+    """The embedded default candidate."""
+
+    name = "vnpu"
+    summary = "a software NPU, in this process: a real engine's integer arithmetic, a real NPU's operator list; not your board"
+    options = {  # noqa: RUF012  # a constant
+        "profile": Option("whose arithmetic", profile_names(), "tflite-reference"),
+        "target": Option("which operators run on the NPU; the rest runs on the CPU", target_names(), "warboy"),
+    }
+
+    def __init__(self, spec: Spec) -> None:
+        super().__init__(spec)
+        self.profile = load_profile(self.chosen["profile"])
+        self.target = load_target(self.chosen["target"])
+
+    def open(self, model: OnnxModel) -> Session:
+        return _VnpuSession(self, model)
+
+    def deploy(self, proto: onnx.ModelProto) -> Runner:
+        model = OnnxModel("isolated", "", proto)
+        program = self.compile(model)
+
+        def run(feeds: Mapping[str, Array]) -> dict[str, Array]:
+            values = program.run(feeds)
+            return {name: dequantised(model.graph, name, values) for name in model.graph.outputs}
+
+        return run
+
+    def compile(self, model: OnnxModel) -> Program:
+        """Compile `model` for this profile and target; steps that do not run on the NPU fall back to ONNX Runtime."""
+        return compile_program(model.graph, profile=self.profile, target=self.target, fallback=CpuFallback(model))
+
+    @classmethod
+    def proofs(cls) -> list[str]:
+        """One line for each (profile, operator): proved against what, or why not."""
+        return [
+            f"{name}: {proof.operator} {'equals ' + proof.against if proof.proved else 'NOT PROVED'} ({proof.note})"
+            for name in profile_names()
+            for proof in load_profile(name).proofs.values()
+        ]
+
+
+class CpuFallback:
+    """Runs one step in float on the CPU: ONNX Runtime, unoptimised, on that step alone. Sessions are made when needed."""
+
+    def __init__(self, model: OnnxModel) -> None:
+        self.model = model
+        self._engines: dict[tuple[int, tuple[tuple[int, ...], ...]], OrtEngine] = {}
+
+    def __call__(self, step: Step, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the stored values that `step` makes from the stored values `inputs`."""
+        cuts = {name: spec_of(array) for name, array in inputs.items()}
+        isolated = isolate(
+            self.model, {**cuts, **{out: spec_of(np.empty(0)) for out in step.outputs}}, form="codes", steps=[step]
+        )
+        key = (step.id, tuple(array.shape for array in inputs.values()))
+        try:
+            if key not in self._engines:
+                engine = OrtEngine()
+                engine.load(isolated.proto.SerializeToString(), {"optimization": "disable"})
+                self._engines[key] = engine
+            got = self._engines[key].run(isolated.feed(inputs))
+        except Exception as error:  # onnxruntime raises its own classes, RuntimeError and ValueError
+            words = " ".join(str(error).split())[:400]
+            raise EngineRefused(f"step #{step.id} {step.op_type} on the CPU", last_words=words) from error
+        return {
+            name: got[shown] if shown in got else inputs[shown]
+            for name, shown in {**isolated.outputs, **isolated.passthrough}.items()
+        }
+
+
+def dequantised(graph: Graph, name: str, values: Mapping[str, Array]) -> Array:
+    """The value of graph output `name`: stored as it is, or (code - zero point) * scale in float32 as DQ defines it."""
+    stored = graph.alias_of.get(name, name)
+    array = values[stored]
+    if stored == name:
+        return array
+    quantisation = graph.parameters(graph.producer[name])
+    assert quantisation is not None
+    _, zero = quantisation.along(array.ndim)
+    shape = [1] * array.ndim
+    if quantisation.per_channel:
+        shape[quantisation.axis or 0] = -1
+    scale = quantisation.scale.reshape(shape if quantisation.per_channel else ())
+    return np.asarray((array.astype(np.int32) - zero.astype(np.int32)).astype(scale.dtype) * scale)
+
+
+class _VnpuSession(Session):
+    def __init__(self, backend: VnpuBackend, model: OnnxModel) -> None:
+        started = time.perf_counter()
+        self.backend = backend
+        self.model = model
+        self.program = backend.compile(model)
+        self.timings = {"load": time.perf_counter() - started}
+        self.shapes: dict[str, int] = {}
+
+    def run(self, sample: str, feeds: Mapping[str, Array]) -> Recording:
+        started = time.perf_counter()
+        values = self.program.run(feeds)
+        self.timings["run"] = time.perf_counter() - started
+        self.shapes = {name: array.nbytes for name, array in values.items()}
+        graph = self.model.graph
+        return Recording(
+            sample=sample,
+            values=values,
+            how={name: "fed" if name in feeds else "stored by the program" for name in values},
+            outputs={name: dequantised(graph, name, values) for name in graph.outputs},
+            quantisation=parameters(graph),
+            disturbed=None,
+        )
+
+    @property
+    def side(self) -> Side:
+        profile, target = self.backend.profile, self.backend.target
+        return Side(
+            spec=str(self.backend.spec),
+            engine=self.backend.name,
+            version=profile.name,
+            device=f"target {target.name}",
+            model_sha256=self.model.sha256,
+            observation=Observation(method="native", disturbed=None),
+            placement=self._placement(),
+            crossings=[
+                Crossing(
+                    value=c.value,
+                    bytes=c.bytes or self.shapes.get(c.value, 0),
+                    direction="npu->cpu" if c.direction == "npu->cpu" else "cpu->npu",
+                )
+                for c in self.program.crossings
+            ],
+            notes=[NOT_YOUR_BOARD],
+            timings_s={key: round(value, 6) for key, value in self.timings.items()},
+        )
+
+    def _placement(self) -> list[Placement]:
+        graph = self.model.graph
+        found = []
+        for placed in self.program.placement:
+            step = graph.steps[placed.step - 1]
+            node = graph.main_node(step)
+            found.append(
+                Placement(
+                    node=node.label,
+                    op_type=node.op_type,
+                    where="npu" if placed.where == "npu" else "cpu",
+                    step=step.id,
+                    partition=placed.partition if placed.where == "npu" else None,
+                    reason=placed.reason or None,
+                )
+            )
+        return found

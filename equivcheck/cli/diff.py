@@ -1,0 +1,174 @@
+"""`equivcheck diff`: parse what was asked, run it, show it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from equivcheck.result import Result
+
+_EXIT = {"equivalent": 0, "different": 1, "inconclusive": 3}
+
+_EPILOG = """\b
+Examples:
+  equivcheck diff model.onnx --split-at GlobalAveragePool
+  equivcheck diff model.onnx --split-at '#60' -i cat.jpg --preprocess resize=224x224,scale=1/127.5,mean=1
+  equivcheck diff model.onnx -c ort:optimization=disable -i 'photos/*.jpg'
+  equivcheck diff model.onnx --candidate-model export2.onnx -c ort
+\b
+Exit codes: 0 equivalent, 1 different, 2 trouble (no result), 3 inconclusive (no verdict), 130 interrupted.
+"""
+
+
+@click.command(
+    name="diff", epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+@click.argument("model", type=click.Path(path_type=str))
+@click.option(
+    "--split-at",
+    metavar="SEL",
+    multiple=True,
+    help="Show both sides of a node: an op_type (GlobalAveragePool), a node or value name, #N (step N), Conv#2, a glob. "
+    "Repeatable.",
+)
+@click.option("-r", "--reference", metavar="SPEC", default="ort", show_default=True, help="The trusted backend.")
+@click.option(
+    "-c",
+    "--candidate",
+    metavar="SPEC",
+    default=None,
+    help="The examined backend, NAME[:KEY=VALUE,...]. Default: vnpu:profile=tflite-reference,target=warboy (a software NPU). "
+    "See: equivcheck backends.",
+)
+@click.option(
+    "--candidate-model",
+    metavar="FILE",
+    help="The candidate runs this file instead: another export with the same value names.",
+)
+@click.option(
+    "-i",
+    "--input",
+    "inputs",
+    metavar="INPUT",
+    multiple=True,
+    help="A sample: a picture, .npy, .npz, .pb, raw, folder, glob or random:SEED; NAME=INPUT where the model has several "
+    "inputs. Repeatable. Default: seeded random.",
+)
+@click.option(
+    "--preprocess",
+    metavar="RECIPE",
+    help="How a picture becomes the input: a TOML file, or resize=224x224,scale=1/255,...",
+)
+@click.option(
+    "--values",
+    type=click.Choice(["all", "splits", "outputs"]),
+    default="all",
+    show_default=True,
+    help="Which stored values to judge.",
+)
+@click.option(
+    "--tolerance", metavar="PRESET|FILE", help="semantics (default), bitwise, close, or a TOML file with rules."
+)
+@click.option(
+    "--second-opinion/--no-second-opinion",
+    default=None,
+    help="Also run the candidate's steps on the reference's values and on random codes (default: where a run is cheap).",
+)
+@click.option(
+    "--json", "json_to", metavar="FILE|-", help="Write the result as JSON; - writes it to stdout instead of the screen."
+)
+@click.option("--save", "save_to", metavar="DIR", help="Keep both recordings in DIR.")
+@click.option("-v", "--verbose", is_flag=True, help="Every judged tensor, with full names.")
+def command(
+    model: str,
+    split_at: tuple[str, ...],
+    reference: str,
+    candidate: str | None,
+    candidate_model: str | None,
+    inputs: tuple[str, ...],
+    preprocess: str | None,
+    values: str,
+    tolerance: str | None,
+    second_opinion: bool | None,
+    json_to: str | None,
+    save_to: str | None,
+    verbose: bool,
+) -> int:
+    """Run MODEL on a CPU reference and an NPU candidate with the same input, and judge every step.
+
+    A step is judged against its own real value, on the inputs that side itself had: rounding differently is legal, anything
+    beyond is not. The first screen says which step is the first that is not, on which side, and how much was judged.
+    """
+    _writable(json_to)
+    from equivcheck.backends.registry import backend
+    from equivcheck.check import DEFAULT_CANDIDATE, Request, input_specs, run
+    from equivcheck.inputs import load_samples
+    from equivcheck.models.onnx.load import load_model
+    from equivcheck.tolerance import load_tolerance
+
+    progress = _progress()
+    reference_backend, candidate_backend = backend(reference), backend(candidate or DEFAULT_CANDIDATE)
+    limits = load_tolerance(tolerance)
+    loaded_model = load_model(model)
+    other = load_model(candidate_model) if candidate_model else None
+    loaded = load_samples(list(inputs), input_specs(loaded_model.graph), recipe=preprocess)
+    result = run(
+        Request(
+            model=loaded_model,
+            samples=loaded.samples,
+            split_at=split_at,
+            reference=reference_backend,
+            candidate=candidate_backend,
+            candidate_model=other,
+            values=values,  # type: ignore[arg-type]  # click.Choice has checked it
+            tolerance=limits,
+            second_opinion=second_opinion,
+            save_to=Path(save_to) if save_to else None,
+            notes=loaded.notes,
+            again=_again(),
+            progress=progress,
+        )
+    )
+    progress("")
+    _show(result, json_to, verbose)
+    return _EXIT[result.verdict]
+
+
+def _show(result: Result, json_to: str | None, verbose: bool) -> None:
+    if json_to == "-":
+        sys.stdout.buffer.write(result.to_json())
+        return
+    if json_to is not None:
+        from equivcheck.render.files import write_whole
+
+        write_whole(Path(json_to), result.to_json())
+    from equivcheck.render.text import first_screen
+
+    click.echo(first_screen(result, verbose=verbose))
+
+
+def _writable(json_to: str | None) -> None:
+    """Find out that a result cannot be written before the work, not after."""
+    if json_to in (None, "-"):
+        return
+    from equivcheck.render.files import check_writable
+
+    check_writable(Path(str(json_to)))
+
+
+def _progress() -> Callable[[str], None]:
+    """One line that is overwritten, on a terminal's stderr; nothing in a pipe or a log."""
+    if not sys.stderr.isatty():
+        return lambda text: None
+    return lambda text: print(f"\r\x1b[K{text[:98]}", end="", file=sys.stderr, flush=True)
+
+
+def _again() -> str:
+    return shlex.join(["equivcheck", *sys.argv[1:]])

@@ -1,0 +1,434 @@
+"""Two arrays -> figures, in one pass over each block of both, and mergeable over blocks and samples.
+
+* `Tally`: candidate against reference ("since the input"); `finish` gives `Metrics`.
+* `StepTally`: one value against the real value of its step ("this step"); `finish` gives `StepError`.
+
+Integers are compared as integers, floats in float64; every figure is over the pairs in which both sides are finite, NaN
+and Inf are counted apart, by position. The definitions stand beside the fields of `equivcheck.result.Metrics`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from equivcheck.result import ChannelError, ChannelExcess, Metrics, StepError
+
+Array = npt.NDArray[Any]
+BLOCK = 1 << 16  # elements: 64 Ki float64 of scratch stay in L2 (FACTS section 6: 32 to 64 Ki elements are best)
+LADDER = (0, 1, 2, 3, 4, 8, 16, 32, 64, 128)
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Scale and zero point that turn codes of an array into reals; shaped to broadcast against it (float64, int64)."""
+
+    scale: Array
+    zero: Array
+
+    @property
+    def step(self) -> float:
+        """One LSB; the largest where it is per channel."""
+        return float(np.max(self.scale))
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Sums behind `Metrics`. `a` is the reference, `b` the candidate, `d` = b - a in stored units."""
+
+    shape: tuple[int, ...] = ()
+    n: int = 0
+    finite: int = 0
+    mismatched: int = 0
+    max_abs: float = 0.0
+    at: int = 0
+    sum_abs: float = 0.0
+    sum_sq: float = 0.0
+    sum_d: float = 0.0
+    dot: float = 0.0
+    ref_sq: float = 0.0
+    cand_sq: float = 0.0
+    err_sq: float = 0.0
+    nan: tuple[int, int] = (0, 0)
+    inf: tuple[int, int] = (0, 0)
+    nan_mismatch: int = 0
+    inf_mismatch: int = 0
+    ladder: tuple[int, ...] = ()
+    lsb: float | None = None
+    real: bool = False
+    channel: tuple[int, float] | None = None
+    far: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        if self.n == 0:
+            return other
+        if other.n == 0:
+            return self
+        worst = self if self.max_abs >= other.max_abs else other
+        counts = (
+            tuple(x + y for x, y in zip(self.ladder, other.ladder, strict=False))
+            if self.ladder and other.ladder
+            else ()
+        )
+        sums = {
+            name: getattr(self, name) + getattr(other, name)
+            for name in (
+                "n", "finite", "mismatched", "sum_abs", "sum_sq", "sum_d", "dot", "ref_sq", "cand_sq", "err_sq",
+                "nan_mismatch", "inf_mismatch", "far",
+            )
+        }  # fmt: skip
+        return replace(
+            worst,
+            **sums,
+            nan=(self.nan[0] + other.nan[0], self.nan[1] + other.nan[1]),
+            inf=(self.inf[0] + other.inf[0], self.inf[1] + other.inf[1]),
+            ladder=counts,
+        )
+
+    def finish(self) -> Metrics:
+        """Return the figures; those that do not exist (no finite pair, a zero norm) are None."""
+        some = self.finite > 0
+        max_abs = self.max_abs if some else None
+        bias = self.sum_d / self.finite if some else None
+        return Metrics(
+            n=self.n,
+            mismatched=self.mismatched,
+            identical=self.mismatched == 0,
+            max_abs=max_abs,
+            argmax=[int(i) for i in np.unravel_index(self.at, self.shape)] if some and self.n else None,
+            mean_abs=self.sum_abs / self.finite if some else None,
+            rmse=math.sqrt(self.sum_sq / self.finite) if some else None,
+            bias=bias,
+            max_lsb=None if self.lsb is None or max_abs is None else max_abs * self.lsb,
+            bias_lsb=None if self.lsb is None or bias is None else bias * self.lsb,
+            cosine=self._cosine(),
+            snr_db=self._snr(),
+            snr_note=self._snr_note(),
+            domain="real" if self.real else "codes",
+            nan=list(self.nan),
+            inf=list(self.inf),
+            nan_mismatch=self.nan_mismatch,
+            inf_mismatch=self.inf_mismatch,
+            ladder={str(rung): count for rung, count in zip(LADDER, self.ladder, strict=False) if count},
+            worst_channel=None
+            if self.channel is None
+            else ChannelError(index=self.channel[0], max_abs=self.channel[1]),
+        )
+
+    def _cosine(self) -> float | None:
+        """1 - (|d|^2 - (|a| - |b|)^2) / (2 |a| |b|): keeps its digits close to 1, where dot / (|a| |b|) is noise."""
+        a, b = math.sqrt(self.ref_sq), math.sqrt(self.cand_sq)
+        if a == 0.0 or b == 0.0 or not math.isfinite(a * b):
+            return None
+        return 1.0 - (self.err_sq - (a - b) ** 2) / (2.0 * a * b)
+
+    def _snr(self) -> float | None:
+        """10 log10(sum a^2 / sum (b - a)^2) in dB, of real values where the quantisation is known."""
+        if self._snr_note() is not None or not math.isfinite(self.ref_sq / self.err_sq):
+            return None
+        return 10.0 * math.log10(self.ref_sq / self.err_sq)
+
+    def _snr_note(self) -> Any:
+        if self.finite == 0:
+            return "empty"
+        if self.err_sq == 0.0:
+            return "equal"
+        return "reference is zero" if self.ref_sq == 0.0 else None
+
+
+def tally(
+    reference: Array,
+    candidate: Array,
+    grid: Grid | None = None,
+    candidate_grid: Grid | None = None,
+    close: tuple[float, float] = (1e-3, 1e-3),
+) -> Tally:
+    """Measure `candidate` against `reference`: arrays of one shape, both coded or both float.
+
+    `grid` is the reference's quantisation (None: stored as it is); `candidate_grid` the candidate's, where it differs.
+    Cosine and SNR are of real values where a grid is given. `far` counts elements beyond atol + rtol * |reference| of
+    `close` (integers: unequal ones). Raises ValueError when the shapes differ.
+    """
+    if reference.shape != candidate.shape:
+        raise ValueError(f"shapes differ: {reference.shape} and {candidate.shape}")
+    total = Tally(shape=reference.shape, real=grid is not None, lsb=None if grid is None else 1.0)
+    ref, cand = _plain(reference), _plain(candidate)
+    if np.issubdtype(ref.dtype, np.integer) and np.issubdtype(cand.dtype, np.integer):
+        total = _add_integers(total, ref, cand, grid, candidate_grid or grid)
+    else:
+        total = _add_floats(total, _reals(ref, grid), _reals(cand, candidate_grid or grid), close)
+        total = replace(total, real=True, lsb=None)
+    return replace(total, channel=_worst_channel(ref, cand))
+
+
+def _plain(array: Array) -> Array:
+    """Bring exotic types (bfloat16, float8, int4, bool, big-endian) to a native numpy type that holds them exactly."""
+    if array.dtype.kind == "b":
+        return array.astype(np.uint8)
+    if array.dtype.kind in "iuf":
+        return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    return array.astype(np.int16) if "int" in array.dtype.name else array.astype(np.float32)
+
+
+def _add_integers(total: Tally, ref: Array, cand: Array, grid: Grid | None, candidate_grid: Grid | None) -> Tally:
+    wide = ref.dtype.itemsize == 8 or cand.dtype.itemsize == 8
+    distance, signed = _wide_difference(ref, cand) if wide else _difference(ref, cand)
+    flat = distance.ravel()
+    at = int(flat.argmax()) if flat.size else 0
+    a = _reals(ref, grid)
+    b = _reals(cand, candidate_grid)
+    error = b - a
+    rungs = [int(np.count_nonzero(flat > rung)) for rung in LADDER[:-1]]
+    return replace(
+        total,
+        n=ref.size,
+        finite=ref.size,
+        mismatched=(unequal := int(np.count_nonzero(flat))),
+        far=unequal,
+        max_abs=float(flat[at]) if flat.size else 0.0,
+        at=at,
+        sum_abs=float(flat.sum(dtype=np.float64)),
+        sum_sq=float(np.square(signed).sum()),
+        sum_d=float(signed.sum()),
+        dot=float(np.vdot(a, b)),
+        ref_sq=float(np.vdot(a, a)),
+        cand_sq=float(np.vdot(b, b)),
+        err_sq=float(np.vdot(error, error)),
+        ladder=tuple(x - y for x, y in zip([flat.size, *rungs], [*rungs, 0], strict=True)),
+    )
+
+
+def _difference(ref: Array, cand: Array) -> tuple[Array, Array]:
+    signed = cand.astype(np.int64)
+    signed -= ref
+    return np.abs(signed), signed.astype(np.float64)
+
+
+def _wide_difference(ref: Array, cand: Array) -> tuple[Array, Array]:
+    """|b - a| of 64-bit integers as uint64: exact also where the difference does not fit in int64."""
+    a, b = ref.astype(object), cand.astype(object)
+    signed = np.asarray(b - a, dtype=object)
+    distance = np.asarray(np.abs(signed), dtype=np.uint64) if signed.size else np.zeros(signed.shape, np.uint64)
+    return distance, signed.astype(np.float64)
+
+
+def _reals(codes: Array, grid: Grid | None) -> Array:
+    values = codes.astype(np.float64)
+    if grid is not None and codes.dtype.kind in "iu":
+        values -= grid.zero
+        values *= grid.scale
+    return values
+
+
+def _add_floats(total: Tally, ref: Array, cand: Array, close: tuple[float, float]) -> Tally:
+    nan_a, nan_b = np.isnan(ref), np.isnan(cand)
+    inf_a, inf_b = np.isinf(ref), np.isinf(cand)
+    finite = np.isfinite(ref) & np.isfinite(cand)
+    nan_mismatch = int(np.count_nonzero(nan_a != nan_b))
+    inf_mismatch = int(np.count_nonzero((inf_a | inf_b) & (ref != cand) & ~nan_a & ~nan_b))
+    a, b = np.where(finite, ref, 0.0), np.where(finite, cand, 0.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        error = b - a
+        distance = np.abs(error).ravel()
+        at = int(distance.argmax()) if distance.size else 0
+        return replace(
+            total,
+            n=ref.size,
+            finite=int(np.count_nonzero(finite)),
+            mismatched=int(np.count_nonzero(distance))
+            + int(np.count_nonzero(~finite & ~((ref == cand) | (nan_a & nan_b)))),
+            far=int(np.count_nonzero(distance > (close[0] + close[1] * np.abs(a)).ravel()))
+            + nan_mismatch
+            + inf_mismatch,
+            max_abs=float(distance[at]) if distance.size else 0.0,
+            at=at,
+            sum_abs=float(distance.sum()),
+            sum_sq=float(np.square(error).sum()),
+            sum_d=float(error.sum()),
+            dot=float((a * b).sum()),
+            ref_sq=float(np.square(a).sum()),
+            cand_sq=float(np.square(b).sum()),
+            err_sq=float(np.square(error).sum()),
+            nan=(int(nan_a.sum()), int(nan_b.sum())),
+            inf=(int(inf_a.sum()), int(inf_b.sum())),
+            nan_mismatch=nan_mismatch,
+            inf_mismatch=inf_mismatch,
+        )
+
+
+def _worst_channel(ref: Array, cand: Array) -> tuple[int, float] | None:
+    """Index along axis 1 with the largest difference, where there is such an axis and any difference."""
+    if ref.ndim < 2 or ref.shape[1] < 2 or ref.size == 0:
+        return None
+    with np.errstate(over="ignore", invalid="ignore"):
+        distance = np.abs(cand.astype(np.float64) - ref.astype(np.float64))
+    distance = np.where(np.isfinite(distance), distance, 0.0)
+    by_channel = np.moveaxis(distance, 1, 0).reshape(ref.shape[1], -1).max(axis=1)
+    worst = int(by_channel.argmax())
+    return (worst, float(by_channel[worst])) if by_channel[worst] > 0 else None
+
+
+@dataclass(frozen=True, eq=False)
+class StepTally:
+    """Figures behind `StepError`: one value against the real value of its step.
+
+    `by_channel` is the largest |code - clip(real)| of each channel (axis 1; one channel where there is none), in LSB, and
+    `live` says of each channel whether any of its elements was not clamped.
+    """
+
+    shape: tuple[int, ...]
+    n: int
+    by_channel: Array
+    live: Array
+    worst: tuple[int, ...] = ()
+    code: float | None = None
+    real: float | None = None
+    off: int = 0
+    max_lsb: float = 0.0
+    sum_bias: float = 0.0
+    saturated: int = 0
+    exact: bool = False
+    merged: tuple[str, ...] = field(default=())
+    envelope: float = 0.0
+    off_grid: float = 0.0
+    half: float = 0.5
+
+    @property
+    def distance(self) -> float:
+        """The largest |code - clip(real)|, in LSB."""
+        return float(np.max(self.by_channel, initial=0.0))
+
+    @property
+    def excess(self) -> float:
+        """How far beyond rounding: distance - 1/2 (distance itself where nothing is rounded), at least 0."""
+        return max(0.0, self.distance - self.half)
+
+    def __add__(self, other: StepTally) -> StepTally:
+        worst = self if self.distance >= other.distance else other
+        same = self.by_channel.shape == other.by_channel.shape
+        return replace(
+            worst,
+            n=self.n + other.n,
+            by_channel=np.maximum(self.by_channel, other.by_channel) if same else worst.by_channel,
+            live=self.live | other.live if same else worst.live,
+            off=self.off + other.off,
+            max_lsb=max(self.max_lsb, other.max_lsb),
+            sum_bias=self.sum_bias + other.sum_bias,
+            saturated=self.saturated + other.saturated,
+            exact=self.exact and other.exact,
+            envelope=max(self.envelope, other.envelope),
+            off_grid=max(self.off_grid, other.off_grid),
+        )
+
+    def finish(self) -> StepError:
+        channel = int(self.by_channel.argmax()) if self.by_channel.size > 1 and self.excess > 0 else None
+        return StepError(
+            n=self.n,
+            excess=self.excess,
+            worst=list(self.worst),
+            worst_channel=None if channel is None else ChannelExcess(index=channel, excess=self.excess),
+            off=self.off,
+            max_lsb=self.max_lsb,
+            bias_lsb=self.sum_bias / self.n if self.n else 0.0,
+            saturated_share=self.saturated / self.n if self.n else 0.0,
+            off_grid=self.off_grid,
+            merged=list(self.merged),
+            envelope=self.envelope,
+            code=self.code,
+            real=self.real,
+            exact=self.exact,
+        )
+
+
+def step_tally(
+    codes: Array,
+    result: Array,
+    grid: Grid | None,
+    bounds: tuple[float, float] | None,
+    *,
+    clamped_at: tuple[float, ...] = (),
+) -> StepTally:
+    """Measure `codes` against the `result` of their step, before its Q.
+
+    `codes`: what the engine stored. `result`: the step's real result, same number of elements; divided by `grid.scale` and
+    shifted by `grid.zero` to be in codes (None: it is in the units of `codes` already). `bounds`: range of the codes
+    (None: no clipping, as for floats). `clamped_at`: codes at which the step's own Relu or Clip stops.
+
+    The distance is |code - clip(real)|: at most 1/2 for correct rounding, whichever neighbour of a tie was taken.
+    """
+    rows, channels = _rows(codes.shape)
+    flat = codes.reshape(rows, -1)
+    wanted = result.reshape(rows, -1)
+    by_row = np.zeros(rows)
+    live_row = np.zeros(rows, bool)
+    best, at, best_real = -1.0, 0, 0.0
+    off, sum_bias, saturated = 0, 0.0, 0
+    stops = [*(bounds or ()), *clamped_at]
+    for block in _blocks(rows, flat.shape[1]):
+        real = wanted[block].astype(np.float64)
+        if grid is not None:
+            real /= _by_row(grid.scale, block, rows, channels)
+            real += _by_row(grid.zero, block, rows, channels)
+        if bounds is not None:
+            np.clip(real, *bounds, out=real)
+        code = flat[block]
+        error = np.subtract(code, real, dtype=np.float64)
+        distance = np.abs(error)
+        np.nan_to_num(distance, copy=False, nan=np.inf, posinf=np.inf)
+        row_max = distance.max(axis=1, initial=0.0)
+        by_row[block] = np.maximum(by_row[block], row_max)
+        if distance.size and row_max.max() > best:
+            k = int(distance.argmax())
+            best, at, best_real = float(distance.flat[k]), block.start * flat.shape[1] + k, float(real.flat[k])
+        wrong = error[distance > 0.5]
+        off += wrong.size
+        sum_bias += float(np.rint(wrong[np.isfinite(wrong)]).sum())
+        if stops:
+            stopped = code == stops[0]
+            for stop in stops[1:]:
+                stopped |= code == stop
+            saturated += int(np.count_nonzero(stopped))
+            live_row[block] |= ~stopped.all(axis=1)
+        else:
+            live_row[block] = True
+    by_channel = by_row.reshape(-1, channels).max(axis=0) if rows else np.zeros(channels)
+    return StepTally(
+        shape=codes.shape,
+        n=codes.size,
+        by_channel=by_channel,
+        live=np.asarray(live_row.reshape(-1, channels).any(axis=0) if rows else np.zeros(channels, bool)),
+        worst=tuple(int(i) for i in np.unravel_index(at, codes.shape)) if codes.size else (),
+        code=float(codes.flat[at]) if codes.size else None,
+        real=best_real if codes.size and math.isfinite(best_real) else None,
+        off=off,
+        max_lsb=float(np.rint(best)) if best > 0.5 else 0.0,
+        sum_bias=sum_bias,
+        saturated=saturated,
+        half=0.5 if grid is not None else 0.0,
+    )
+
+
+def _rows(shape: tuple[int, ...]) -> tuple[int, int]:
+    """(rows, channels): an array seen as N * C rows of everything behind axis 1."""
+    if len(shape) < 2 or 0 in shape:
+        return 1, 1
+    return shape[0] * shape[1], shape[1]
+
+
+def _blocks(rows: int, width: int) -> Iterator[slice]:
+    height = max(1, BLOCK // max(1, width))
+    for start in range(0, rows, height):
+        yield slice(start, min(rows, start + height))
+
+
+def _by_row(parameter: Array, block: slice, rows: int, channels: int) -> Array:
+    """A scale or zero point for the rows of `block`: 0-d as it is; per channel along axis 1 as a column."""
+    if parameter.size == 1:
+        return parameter.reshape(())
+    column = np.tile(parameter.ravel(), rows // channels) if parameter.size == channels else parameter.ravel()
+    return column[block, None]

@@ -1,0 +1,244 @@
+"""Reads an ONNX file into an `OnnxModel`: the file as it is, its QDQ form, and the format-free `Graph` of that."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from equivcheck.errors import ModelError, near
+from equivcheck.models.graph import Array, Dim, Graph, Node, Value
+from equivcheck.models.onnx.rewrite import QdqForm, to_qdq
+
+_NAMES = {
+    onnx.TensorProto.BFLOAT16: "bfloat16",
+    onnx.TensorProto.INT4: "int4",
+    onnx.TensorProto.UINT4: "uint4",
+    onnx.TensorProto.FLOAT8E4M3FN: "float8_e4m3fn",
+    onnx.TensorProto.FLOAT8E4M3FNUZ: "float8_e4m3fnuz",
+    onnx.TensorProto.FLOAT8E5M2: "float8_e5m2",
+    onnx.TensorProto.FLOAT8E5M2FNUZ: "float8_e5m2fnuz",
+    onnx.TensorProto.STRING: "str",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class OnnxModel:
+    """One ONNX model. `proto` is the file's content and is never changed; surgery works on copies."""
+
+    path: str
+    sha256: str
+    proto: onnx.ModelProto
+
+    format = "onnx"
+
+    @cached_property
+    def qdq(self) -> QdqForm:
+        """The same model with every QLinear operator written as DQ-op-Q; the file itself where it has none."""
+        return to_qdq(self.proto)
+
+    @cached_property
+    def graph(self) -> Graph:
+        return graph_of(self.qdq, self.proto)
+
+    @property
+    def opsets(self) -> dict[str, int]:
+        return {entry.domain or "ai.onnx": entry.version for entry in self.proto.opset_import}
+
+    @property
+    def quantised(self) -> bool:
+        return bool(self.graph.quantisation)
+
+    def with_input_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> OnnxModel:
+        """Return this model with the named graph inputs fixed to `shapes`; itself where nothing is symbolic."""
+        symbolic = [
+            port.name
+            for port in self.proto.graph.input
+            if port.name in shapes and any(not dim.HasField("dim_value") for dim in port.type.tensor_type.shape.dim)
+        ]
+        if not symbolic:
+            return self
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        names: dict[str, int] = {}
+        for port in proto.graph.input:
+            if port.name in symbolic:
+                for dim, size in zip(port.type.tensor_type.shape.dim, shapes[port.name], strict=True):
+                    if dim.dim_param:
+                        names[dim.dim_param] = size
+                    dim.dim_value = size
+        for port in proto.graph.output:
+            for dim in port.type.tensor_type.shape.dim:
+                if dim.dim_param in names:
+                    dim.dim_value = names[dim.dim_param]
+        del proto.graph.value_info[:]  # they may still speak of the symbol
+        return OnnxModel(self.path, self.sha256, proto)
+
+
+def load_model(path: str | os.PathLike[str]) -> OnnxModel:
+    """Read an ONNX model from `path`.
+
+    Raises ModelError when there is no such file, it is not ONNX, or it breaks off.
+    """
+    file = Path(path)
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        siblings = (
+            [p.name for p in file.parent.glob("*") if p.suffix in (".onnx", ".tflite")] if file.parent.is_dir() else []
+        )
+        raise ModelError(
+            f"no such model: {path}",
+            asked=str(path),
+            nearest=near(file.name, siblings),
+            hint="give the path of an .onnx file",
+        ) from None
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}", asked=str(path)) from error
+    return model_from_bytes(content, str(path))
+
+
+def model_from_bytes(content: bytes, path: str) -> OnnxModel:
+    """Parse a serialised ModelProto; `path` names it in messages and finds its external data."""
+    if content[4:8] == b"TFL3":
+        raise ModelError(f"{path} is a TFLite model", hint="this version reads ONNX; convert it, or use its ONNX twin")
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(content)
+    except Exception as error:
+        raise ModelError(
+            f"{path} is not an ONNX model, or it breaks off ({len(content)} bytes)",
+            hint="is the download complete? `python -c 'import onnx; onnx.load(PATH)'` must work",
+        ) from error
+    if not proto.HasField("graph") or (not proto.graph.node and not proto.graph.output):
+        raise ModelError(f"{path} is not an ONNX model: it holds no graph", hint="give an .onnx file")
+    base = str(Path(path).parent)
+    try:
+        onnx.load_external_data_for_model(proto, base)
+    except Exception as error:
+        raise ModelError(
+            f"{path}: its external data cannot be read: {error}", hint="keep the data file beside the model"
+        ) from error
+    return OnnxModel(path, hashlib.sha256(content).hexdigest(), proto)
+
+
+def graph_of(form: QdqForm, proto: onnx.ModelProto) -> Graph:
+    """Build the format-free view of a model in QDQ form; `proto` is the file it came from."""
+    graph = form.proto.graph
+    constants = _constants(graph)
+    initial = {tensor.name for tensor in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
+    originals = [_node(index, node, -1) for index, node in enumerate(proto.graph.node)]
+    nodes = [
+        _node(index, node, origin) for index, (node, origin) in enumerate(zip(graph.node, form.origins, strict=True))
+    ]
+    return Graph(
+        nodes=nodes,
+        values=_values(form.proto),
+        inputs=[port.name for port in graph.input if port.name not in initial],
+        outputs=[port.name for port in graph.output],
+        constants=constants,
+        originals=originals,
+        captured={i: names for i, node in enumerate(graph.node) if (names := captured_names(node))},
+    )
+
+
+def _node(index: int, node: onnx.NodeProto, origin: int) -> Node:
+    return Node(
+        index=index,
+        name=node.name,
+        op_type=node.op_type,
+        domain="" if node.domain == "ai.onnx" else node.domain,
+        inputs=tuple(node.input),
+        outputs=tuple(node.output),
+        attributes=_attributes(node),
+        origin=origin,
+    )
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for attribute in node.attribute:
+        if attribute.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS, onnx.AttributeProto.TENSOR):
+            continue
+        value = helper.get_attribute_value(attribute)
+        found[attribute.name] = value.decode(errors="replace") if isinstance(value, bytes) else value
+        if attribute.name == "output_dtype" and attribute.i:
+            found["output_dtype_name"] = dtype_name(attribute.i)
+    return found
+
+
+def _constants(graph: onnx.GraphProto) -> dict[str, Array]:
+    found = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute:
+            value = _constant_value(node.attribute[0])
+            if value is not None:
+                found[node.output[0]] = value
+        elif node.op_type == "Identity" and node.input[0] in found:
+            found[node.output[0]] = found[node.input[0]]
+    return found
+
+
+def _constant_value(attribute: onnx.AttributeProto) -> Array | None:
+    if attribute.name == "value":
+        return numpy_helper.to_array(attribute.t)
+    if attribute.name in ("value_float", "value_floats"):
+        return np.asarray(helper.get_attribute_value(attribute), np.float32)
+    if attribute.name in ("value_int", "value_ints"):
+        return np.asarray(helper.get_attribute_value(attribute), np.int64)
+    return None
+
+
+def _values(proto: onnx.ModelProto) -> dict[str, Value]:
+    try:
+        graph = onnx.shape_inference.infer_shapes(proto, data_prop=True).graph
+    except Exception:  # inference is a help, not a judge: an op it does not know must not stop us
+        graph = proto.graph
+    found = {port.name: _value(port) for port in [*graph.value_info, *graph.output, *graph.input]}
+    for tensor in proto.graph.initializer:
+        found[tensor.name] = Value(tensor.name, dtype_name(tensor.data_type), tuple(tensor.dims))
+    return found
+
+
+def _value(port: onnx.ValueInfoProto) -> Value:
+    tensor = port.type.tensor_type
+    shape: tuple[Dim, ...] | None = None
+    if tensor.HasField("shape"):
+        shape = tuple(
+            dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None) for dim in tensor.shape.dim
+        )
+    return Value(port.name, dtype_name(tensor.elem_type) if tensor.elem_type else None, shape)
+
+
+def dtype_name(elem_type: int) -> str:
+    """Return the name of an ONNX element type as numpy would write it ("int8", "bfloat16", "int4")."""
+    if elem_type in _NAMES:
+        return _NAMES[elem_type]
+    try:
+        return str(helper.tensor_dtype_to_np_dtype(elem_type))
+    except (KeyError, TypeError):
+        return str(onnx.TensorProto.DataType.Name(elem_type)).lower()
+
+
+def captured_names(node: onnx.NodeProto) -> frozenset[str]:
+    """Names that the bodies of `node` (If, Loop, Scan) read from the graph around them, at any depth."""
+    captured: set[str] = set()
+    for attribute in node.attribute:
+        for body in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
+            own = {port.name for port in body.input} | {tensor.name for tensor in body.initializer}
+            own |= {s.values.name for s in body.sparse_initializer}
+            used: set[str] = {port.name for port in body.output}
+            for inner in body.node:
+                used.update(name for name in inner.input if name)
+                used.update(captured_names(inner))
+                own.update(inner.output)
+            captured |= used - own
+    return frozenset(captured)

@@ -1,0 +1,268 @@
+"""Finds a model's stored values in the graph that ONNX Runtime made of it.
+
+ONNX Runtime fuses DQ-op-Q into integer kernels, re-encodes s8 as u8 (code + 128), renames and moves values. Tapping the
+model itself stops all that (FACTS section 1: up to 29 LSB off), so the *optimised* graph is tapped; and since names do
+not survive, every quantised value gets a scale initializer of its own before optimising. The fused kernel still reads
+that scale, whatever it is called, and so says which value it makes.
+
+A scale tag alone is no proof (Conv -> MaxPool -> Q moves the Q in front of the MaxPool: 255 LSB off if the wrong one of two
+is taken), so nodes get unique names as well: the value whose fused node descends from Q's own producer is `certain`;
+anything else is `likely` and must reproduce its own step before it is believed (`backends.ort` does that).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from equivcheck.models.graph import MOVES, Array, Graph, Node, Quantisation
+from equivcheck.models.onnx.load import OnnxModel
+
+# Where each kernel keeps the scale of what it makes ...
+_OUTPUT_SCALE = {
+    "QuantizeLinear": 1,
+    "QLinearConv": 6,
+    "QLinearConvTranspose": 6,
+    "QLinearMatMul": 6,
+    "QLinearAdd": 6,
+    "QLinearMul": 6,
+    "QLinearConcat": 0,
+    "QLinearWhere": 7,
+    "QGemm": 7,
+}
+# ... and of what it reads: pairs (value input, scale input).
+_TWO_OPERANDS = [(0, 1), (3, 4)]
+_INPUT_SCALES = {
+    "DequantizeLinear": [(0, 1)],
+    "QLinearConv": [(0, 1)],
+    "QLinearMatMul": _TWO_OPERANDS,
+    "QLinearAdd": _TWO_OPERANDS,
+    "QLinearMul": _TWO_OPERANDS,
+    "QGemm": _TWO_OPERANDS,
+}
+_UNARY_OUTPUT_SCALE = 3
+_NODE_NAME = re.compile(r"eqvn(\d+)x")
+
+
+@dataclass(frozen=True, eq=False)
+class Tagged:
+    """A copy of the model in which scales and nodes carry telling names. `tags[scale name]` is the stored value."""
+
+    proto: onnx.ModelProto
+    tags: Mapping[str, str]
+    graph: Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Where a stored value lives in the optimised graph. `offset` is added to its codes (u8 -> s8: -128)."""
+
+    name: str
+    how: str
+    certain: bool
+    offset: int = 0
+
+
+def tag(model: OnnxModel) -> Tagged:
+    """Give every quantised value a scale of its own and every node a unique name, in a copy."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    graph = model.graph
+    made: dict[str, str] = {}
+    for index, node in enumerate(proto.graph.node):
+        node.name = f"eqvn{index}x"
+        position = _output_scale(node)
+        if position is None or position >= len(node.input) or not node.output:
+            continue
+        quantisation = graph.quantisation.get(node.output[0])
+        if quantisation is None or node.output[0] in graph.constant_values:
+            continue
+        name = f"eqvs{len(made)}x"
+        scale = graph.constants.get(node.input[position])
+        if scale is None:
+            continue
+        proto.graph.initializer.append(numpy_helper.from_array(scale, name))
+        made[node.output[0]] = name
+        node.input[position] = name
+    for node in proto.graph.node:
+        for value, scale_at in _input_scales(node):
+            read = node.input[value]
+            if read in made and _reads_same_scale(graph, node.input[scale_at], read):
+                node.input[scale_at] = made[read]
+    return Tagged(proto, {name: value for value, name in made.items()}, graph)
+
+
+def _reads_same_scale(graph: Graph, scale: str, value: str) -> bool:
+    """A DQ may read codes with another scale than they were made with; such a reader must keep its own."""
+    constant = graph.constants.get(scale)
+    return constant is not None and np.array_equal(constant.ravel(), graph.quantisation[value].scale.ravel())
+
+
+def _output_scale(node: onnx.NodeProto) -> int | None:
+    if node.op_type in _OUTPUT_SCALE:
+        return _OUTPUT_SCALE[node.op_type]
+    return _UNARY_OUTPUT_SCALE if node.op_type.startswith("QLinear") else None
+
+
+def _input_scales(node: onnx.NodeProto) -> list[tuple[int, int]]:
+    if node.op_type in _INPUT_SCALES:
+        pairs = _INPUT_SCALES[node.op_type]
+    elif node.op_type == "QLinearConcat":
+        pairs = [(k, k + 1) for k in range(2, len(node.input), 3)]
+    elif node.op_type.startswith("QLinear"):
+        pairs = [(0, 1)]
+    else:
+        return []
+    return [(value, scale) for value, scale in pairs if scale < len(node.input)]
+
+
+def locate(tagged: Tagged, optimised: onnx.ModelProto) -> tuple[dict[str, Located], dict[str, str]]:
+    """Return (stored value -> where it is, stored value -> why it was not found)."""
+    return _Locator(tagged, optimised).locate()
+
+
+class _Locator:
+    def __init__(self, tagged: Tagged, optimised: onnx.ModelProto) -> None:
+        self.graph = tagged.graph
+        self.tags = tagged.tags
+        self.constants = {t.name: t for t in optimised.graph.initializer}
+        self.candidates: dict[str, dict[str, onnx.NodeProto]] = defaultdict(dict)
+        self.zeros: dict[tuple[str, str], Any] = {}
+        self.descendants: dict[int, list[onnx.NodeProto]] = defaultdict(list)
+        self.values: set[str] = {port.name for port in optimised.graph.input}
+        for node in optimised.graph.node:
+            self._index(node)
+
+    def _index(self, node: onnx.NodeProto) -> None:
+        self.values.update(node.output)
+        origin = _NODE_NAME.match(node.name)
+        if origin is not None:
+            self.descendants[int(origin.group(1))].append(node)
+        position = _output_scale(node)
+        if position is not None and position < len(node.input) and node.input[position] in self.tags:
+            self._candidate(self.tags[node.input[position]], node.output[0], node, position + 1)
+        for value, scale_at in _input_scales(node):
+            if node.input[scale_at] in self.tags:
+                self._candidate(self.tags[node.input[scale_at]], node.input[value], None, scale_at + 1, node)
+
+    def _candidate(
+        self, stored: str, name: str, maker: onnx.NodeProto | None, zero_at: int, reader: onnx.NodeProto | None = None
+    ) -> None:
+        node = maker if maker is not None else reader
+        assert node is not None
+        zero = node.input[zero_at] if zero_at < len(node.input) else ""
+        self.zeros.setdefault(
+            (stored, name), numpy_helper.to_array(self.constants[zero]).ravel() if zero in self.constants else None
+        )
+        if maker is not None or name not in self.candidates[stored]:
+            self.candidates[stored][name] = node
+
+    def locate(self) -> tuple[dict[str, Located], dict[str, str]]:
+        found: dict[str, Located] = {}
+        missing: dict[str, str] = {}
+        for stored in self.graph.stored:
+            if stored in self.graph.inputs:
+                continue
+            place = self._place(stored, found)
+            if isinstance(place, Located):
+                found[stored] = place
+            else:
+                missing[stored] = place
+        return found, missing
+
+    def _place(self, stored: str, found: Mapping[str, Located]) -> Located | str:
+        quantisation = self.graph.quantisation.get(stored)
+        producer = self._file_producer(stored)
+        if quantisation is None or stored not in set(self.tags.values()):
+            return self._by_name(stored, producer, found)
+        candidates = self.candidates.get(stored, {})
+        place = self._by_descent(stored, producer, candidates, found)
+        if place is None and len(candidates) == 1:
+            place = Located(next(iter(candidates)), "the only value with its scale", certain=False)
+        if place is None and stored in self.values:
+            place = Located(stored, "by name", certain=False)
+        if place is None:
+            return (
+                f"{len(candidates)} values share its scale"
+                if candidates
+                else "fused away: no kernel of the optimised graph makes it"
+            )
+        offset = self._offset(stored, place.name, quantisation)
+        if offset is None:
+            return "its zero point in the optimised graph is another"
+        return Located(place.name, place.how, place.certain, offset)
+
+    def _file_producer(self, stored: str) -> Node | None:
+        node = self.graph.producer.get(stored)
+        return self.graph.originals[node.origin] if node is not None and node.origin >= 0 else node
+
+    def _by_name(self, stored: str, producer: Node | None, found: Mapping[str, Located]) -> Located | str:
+        """Values without a scale tag: final outputs and float values keep their names; moves of codes may be re-encoded."""
+        if stored in self.values:
+            return Located(
+                stored, "by name", certain=stored in self.graph.outputs and stored not in self.graph.quantisation
+            )
+        if producer is not None and producer.op_type in MOVES:
+            place = self._moved(producer, producer.outputs.index(stored), found)
+            if place is not None:
+                return place
+        return "no longer in the optimised graph"
+
+    def _by_descent(
+        self, stored: str, producer: Node | None, candidates: Mapping[str, onnx.NodeProto], found: Mapping[str, Located]
+    ) -> Located | None:
+        """Follow Q's input back through the file until a node has a descendant in the optimised graph that makes it."""
+        if producer is None:
+            return None
+        for node in self.descendants[producer.index]:
+            if node.output[0] in candidates:
+                return Located(node.output[0], f"made by {node.op_type}", certain=True)
+        name = producer.inputs[0] if producer.op_type == "QuantizeLinear" else None
+        for _ in range(8):
+            source = self._file_node(name) if name else None
+            if source is None or source.op_type in ("QuantizeLinear", "DequantizeLinear"):
+                return None
+            at = source.outputs.index(name)
+            for node in self.descendants[source.index]:
+                if at < len(node.output) and node.output[at] in candidates:
+                    return Located(node.output[at], f"fused into {node.op_type}", certain=True)
+            if source.op_type in MOVES and (moved := self._moved(source, at, found)) is not None:
+                return moved
+            name = source.inputs[0] if source.inputs else None
+        return None
+
+    def _file_node(self, name: str) -> Node | None:
+        node = self.graph.producer.get(name)
+        return self.graph.originals[node.origin] if node is not None and node.origin >= 0 else node
+
+    def _moved(self, source: Node, at: int, found: Mapping[str, Located]) -> Located | None:
+        for node in self.descendants[source.index]:
+            if node.op_type in MOVES and at < len(node.output):
+                return Located(node.output[at], f"moved by {node.op_type}", certain=False)
+        return None
+
+    def _offset(self, stored: str, name: str, quantisation: Quantisation) -> int | None:
+        """What to add to the optimised graph's codes: 0, or -128/+128 where s8 was re-encoded as u8 or back."""
+        zero = self.zeros.get((stored, name))
+        if zero is None:
+            return 0  # by movement or by name: the dtype of what comes out tells (see `recode`)
+        difference = np.unique(quantisation.zero_point.ravel().astype(np.int64) - zero.astype(np.int64))
+        return int(difference[0]) if difference.size == 1 and int(difference[0]) in (0, -128, 128) else None
+
+
+def recode(array: Array, located: Located, dtype: np.dtype[Any]) -> Array | None:
+    """Return `array` as codes of `dtype`, or None when it cannot be those codes (a float, another width)."""
+    if array.dtype == dtype and located.offset == 0:
+        return array
+    if array.dtype.kind not in "iu" or array.dtype.itemsize != dtype.itemsize:
+        return None
+    half = 1 << (8 * dtype.itemsize - 1)
+    shift = located.offset or (-half if dtype.kind == "i" else half if array.dtype != dtype else 0)
+    return (array.astype(np.int32) + shift).astype(dtype)

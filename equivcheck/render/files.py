@@ -1,0 +1,38 @@
+"""Output files: written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from equivcheck.errors import OutputError
+
+
+def check_writable(path: Path) -> None:
+    """Raise OutputError when `path` cannot become a file."""
+    if path.is_dir():
+        raise OutputError(f"cannot write {path}: it is a folder", asked=str(path), hint="name a file")
+    folder = path.parent
+    if not folder.is_dir():
+        raise OutputError(f"cannot write {path}: no folder {folder}", asked=str(path), hint="make it first")
+    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise OutputError(f"cannot write {path}: permission denied", asked=str(path), hint="choose another place")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write `content` beside `path` and move it there. Raises OutputError; an older file stays as it was then."""
+    check_writable(path)
+    scratch = ""
+    try:
+        handle, scratch = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(scratch).chmod(0o666 & ~umask)
+        Path(scratch).replace(path)
+    except OSError as error:
+        if scratch:
+            Path(scratch).unlink(missing_ok=True)
+        raise OutputError(f"cannot write {path}: {error.strerror}", asked=str(path)) from error
