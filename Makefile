@@ -29,7 +29,7 @@ lint: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python tests/bench/vnpu.py
-	$(BIN)/python tests/bench/legal_excess.py
+	$(BIN)/python tests/bench/real_models.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist

@@ -138,7 +138,7 @@ class _Finding:
     limit: float
     rule: str
     legal: bool
-    listed: bool
+    declared: str = ""  # the engine's own words, where only its declaration makes the step legal
 
 
 class _Judge:
@@ -175,9 +175,8 @@ class _Judge:
             return None
         if tally.half == 0.0:  # a float, or codes without quantisation: the a-priori bound of its operator
             bound = self.bounds[kind].get(name, 0.0)
-            return _Finding(
-                tally.excess, bound, "a-priori bound of float32 summation (Higham)", tally.excess <= bound, True
-            )
+            rule = "a-priori bound of float32 summation (Higham)"
+            return _Finding(tally.excess, bound, rule, tally.excess <= bound)
         declared = (self.case.reference if kind == "reference" else self.case.candidate).declared
         excess = step_limit(self.graph, name, declared)
         limits = excess.limits(tally.by_channel.size) + tally.envelope
@@ -190,9 +189,10 @@ class _Judge:
         by_channel = np.maximum(tally.by_channel - tally.half, 0.0)
         worst = int(np.argmax(by_channel - limits)) if by_channel.size else 0
         if not by_channel.size:
-            return _Finding(0.0, excess.base, rule, True, excess.listed)
+            return _Finding(0.0, excess.base, rule, True)
         legal = bool(by_channel[worst] <= limits[worst])
-        return _Finding(float(by_channel[worst]), float(limits[worst]), rule, legal, excess.listed)
+        leaning = legal and given is None and bool(np.any(by_channel > limits - excess.declared))
+        return _Finding(float(by_channel[worst]), float(limits[worst]), rule, legal, excess.reason if leaning else "")
 
     @cached_property
     def findings(self) -> dict[tuple[Kind, str], _Finding]:
@@ -537,6 +537,7 @@ class _Judge:
                 f"the network amplifies: legal rounding grows to {worst.accumulated.max_lsb:.0f} LSB by #{worst.step}; "
                 "that is this network, not an error"
             )
+        found += self._declarations()
         if reference_culprits:
             first = reference_culprits[0]
             found.append(
@@ -544,6 +545,21 @@ class _Judge:
                 "nobody else is blamed for it"
             )
         return found
+
+
+    def _declarations(self) -> list[str]:
+        """Steps that are legal only because their engine declares a wider limit: said, once an op_type and side."""
+        found: dict[tuple[str, str], str] = {}
+        for (kind, name), finding in self.findings.items():
+            if finding.declared:
+                step = self.graph.step_of_value[name]
+                side = "reference" if kind == "reference" else "candidate"
+                found.setdefault(
+                    (side, step.op_type),
+                    f"{side} #{step.id} {step.op_type}: {finding.excess:.2f} LSB beyond rounding passes only because its "
+                    f"engine declares {finding.limit:.2f}: {finding.declared}",
+                )
+        return list(found.values())
 
 
 def _figures(tally: Tally) -> dict[str, float | None]:

@@ -159,11 +159,9 @@ def tally(
     total = Tally(shape=reference.shape, real=grid is not None, lsb=None if grid is None else 1.0)
     ref, cand = _plain(reference), _plain(candidate)
     if np.issubdtype(ref.dtype, np.integer) and np.issubdtype(cand.dtype, np.integer):
-        total = _add_integers(total, ref, cand, grid, candidate_grid or grid)
-    else:
-        total = _add_floats(total, _reals(ref, grid), _reals(cand, candidate_grid or grid), close)
-        total = replace(total, real=True, lsb=None)
-    return replace(total, channel=_worst_channel(ref, cand))
+        return _add_integers(total, ref, cand, grid, candidate_grid or grid)
+    total = _add_floats(total, _reals(ref, grid), _reals(cand, candidate_grid or grid), close)
+    return replace(total, real=True, lsb=None, channel=_worst_channel(ref, cand))
 
 
 def _plain(array: Array) -> Array:
@@ -176,20 +174,112 @@ def _plain(array: Array) -> Array:
 
 
 def _add_integers(total: Tally, ref: Array, cand: Array, grid: Grid | None, candidate_grid: Grid | None) -> Tally:
-    wide = ref.dtype.itemsize == 8 or cand.dtype.itemsize == 8
-    distance, signed = _wide_difference(ref, cand) if wide else _difference(ref, cand)
+    if ref.dtype.itemsize == 8 or cand.dtype.itemsize == 8:
+        return replace(_add_wide(total, ref, cand, grid, candidate_grid), channel=_worst_channel(ref, cand))
+    rows, channels = _rows(ref.shape)
+    sums = _CodeSums(rows, channels, grid, candidate_grid)
+    a, b = ref.reshape(rows, -1), cand.reshape(rows, -1)
+    for block in _blocks(rows, a.shape[1]):
+        sums.add(block, a[block].astype(np.float64), b[block].astype(np.float64))
+    return sums.finish(replace(total, n=ref.size, finite=ref.size))
+
+
+class _CodeSums:
+    """Sums over blocks of integer pairs of at most 32 bits, held exactly in float64."""
+
+    def __init__(self, rows: int, channels: int, grid: Grid | None, candidate_grid: Grid | None) -> None:
+        self.rows, self.channels = rows, channels
+        self.grid, self.candidate_grid = grid, candidate_grid
+        self.by_row = np.zeros(rows)
+        self.exceeding = [0] * len(LADDER)
+        self.peak, self.at = 0.0, 0
+        self.sum_abs = self.sum_sq = self.sum_d = self.dot = self.ref_sq = self.cand_sq = self.err_sq = 0.0
+
+    def add(self, block: slice, a: Array, b: Array) -> None:
+        d = b - a
+        distance = np.abs(d)
+        self.by_row[block] = row_max = distance.max(axis=1, initial=0.0)
+        peak = float(row_max.max(initial=0.0))
+        if peak:
+            self._add_unequal(block, d, distance, peak)
+        self._add_reals(block, a, b, d)
+
+    def _add_unequal(self, block: slice, d: Array, distance: Array, peak: float) -> None:
+        if peak > self.peak:
+            self.peak, self.at = peak, block.start * d.shape[1] + int(distance.argmax())
+        for k, rung in enumerate(LADDER):
+            if rung >= peak:
+                break
+            self.exceeding[k] += int(np.count_nonzero(distance > rung))
+        self.sum_abs += float(distance.sum())
+        self.sum_sq += _dot(d, d)
+        self.sum_d += float(d.sum())
+
+    def _add_reals(self, block: slice, a: Array, b: Array, d: Array) -> None:
+        """Products of real values; with one grid for all, the scale comes out of the sums."""
+        own, other = self.grid, self.candidate_grid
+        if own is not None and (own is not other or own.scale.size > 1):
+            other = other or own
+            for values, grid in ((a, own), (b, other)):
+                values -= _by_row(grid.zero, block, self.rows, self.channels)
+                values *= _by_row(grid.scale, block, self.rows, self.channels)
+            square, d = 1.0, b - a
+        elif own is not None:
+            a -= float(own.zero)
+            b -= float(own.zero)
+            square = float(own.scale) ** 2
+        else:
+            square = 1.0
+        self.dot += _dot(a, b) * square
+        self.ref_sq += _dot(a, a) * square
+        self.cand_sq += _dot(b, b) * square
+        self.err_sq += _dot(d, d) * square
+
+    def finish(self, total: Tally) -> Tally:
+        by_channel = self.by_row.reshape(-1, self.channels).max(axis=0, initial=0.0)
+        worst = int(by_channel.argmax()) if by_channel.size else 0
+        return replace(
+            total,
+            mismatched=self.exceeding[0],
+            far=self.exceeding[0],
+            max_abs=self.peak,
+            at=self.at,
+            sum_abs=self.sum_abs,
+            sum_sq=self.sum_sq,
+            sum_d=self.sum_d,
+            dot=self.dot,
+            ref_sq=self.ref_sq,
+            cand_sq=self.cand_sq,
+            err_sq=self.err_sq,
+            ladder=_rungs(total.n, self.exceeding),
+            channel=(worst, float(by_channel[worst])) if self.channels > 1 and self.peak else None,
+        )
+
+
+def _dot(a: Array, b: Array) -> float:
+    """Sum of products without BLAS: OpenBLAS hands even 64 Ki elements to threads, which costs 7 ms a call."""
+    return float(np.einsum("ij,ij->", a, b))
+
+
+def _rungs(n: int, exceeding: list[int]) -> tuple[int, ...]:
+    """Counts in (previous rung, rung] from counts above each rung; the last rung takes all that is beyond."""
+    above = [n, *exceeding[:-1], 0]
+    return tuple(x - y for x, y in zip(above[:-1], above[1:], strict=True))
+
+
+def _add_wide(total: Tally, ref: Array, cand: Array, grid: Grid | None, candidate_grid: Grid | None) -> Tally:
+    distance, signed = _wide_difference(ref, cand)
     flat = distance.ravel()
     at = int(flat.argmax()) if flat.size else 0
-    a = _reals(ref, grid)
-    b = _reals(cand, candidate_grid)
+    a, b = _reals(ref, grid), _reals(cand, candidate_grid)
     error = b - a
-    rungs = [int(np.count_nonzero(flat > rung)) for rung in LADDER[:-1]]
+    exceeding = [int(np.count_nonzero(flat > rung)) for rung in LADDER]
     return replace(
         total,
         n=ref.size,
         finite=ref.size,
-        mismatched=(unequal := int(np.count_nonzero(flat))),
-        far=unequal,
+        mismatched=exceeding[0],
+        far=exceeding[0],
         max_abs=float(flat[at]) if flat.size else 0.0,
         at=at,
         sum_abs=float(flat.sum(dtype=np.float64)),
@@ -199,14 +289,8 @@ def _add_integers(total: Tally, ref: Array, cand: Array, grid: Grid | None, cand
         ref_sq=float(np.vdot(a, a)),
         cand_sq=float(np.vdot(b, b)),
         err_sq=float(np.vdot(error, error)),
-        ladder=tuple(x - y for x, y in zip([flat.size, *rungs], [*rungs, 0], strict=True)),
+        ladder=_rungs(ref.size, exceeding),
     )
-
-
-def _difference(ref: Array, cand: Array) -> tuple[Array, Array]:
-    signed = cand.astype(np.int64)
-    signed -= ref
-    return np.abs(signed), signed.astype(np.float64)
 
 
 def _wide_difference(ref: Array, cand: Array) -> tuple[Array, Array]:
@@ -379,15 +463,18 @@ def step_tally(
         code = flat[block]
         error = np.subtract(code, real, dtype=np.float64)
         distance = np.abs(error)
-        np.nan_to_num(distance, copy=False, nan=np.inf, posinf=np.inf)
         row_max = distance.max(axis=1, initial=0.0)
+        if not np.isfinite(row_max).all():  # NaN is no distance: infinitely wrong
+            np.nan_to_num(distance, copy=False, nan=np.inf, posinf=np.inf)
+            row_max = distance.max(axis=1, initial=0.0)
         by_row[block] = np.maximum(by_row[block], row_max)
         if distance.size and row_max.max() > best:
             k = int(distance.argmax())
             best, at, best_real = float(distance.flat[k]), block.start * flat.shape[1] + k, float(real.flat[k])
-        wrong = error[distance > 0.5]
-        off += wrong.size
-        sum_bias += float(np.rint(wrong[np.isfinite(wrong)]).sum())
+        if distance.size and row_max.max() > 0.5:
+            wrong = error[distance > 0.5]
+            off += wrong.size
+            sum_bias += float(np.rint(wrong[np.isfinite(wrong)]).sum())
         if stops:
             stopped = code == stops[0]
             for stop in stops[1:]:

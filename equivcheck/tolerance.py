@@ -161,12 +161,17 @@ def legal_table() -> dict[str, Legal]:
 
 @dataclass(frozen=True, eq=False)
 class Excess:
-    """The limit of one step, in LSB: `base`, plus `by_channel` (0-d or one an output channel). `rule` says why."""
+    """The limit of one step, in LSB: `base`, plus `by_channel` (0-d or one an output channel). `rule` says why.
+
+    `declared` is how much of `base` only the engine's own declaration grants, `reason` is that declaration.
+    """
 
     base: float
     by_channel: npt.NDArray[np.float64]
     rule: str
     listed: bool = True
+    declared: float = 0.0
+    reason: str = ""
 
     def limits(self, channels: int) -> npt.NDArray[np.float64]:
         """The limit of each of `channels` channels."""
@@ -188,14 +193,15 @@ def legal_excess(
     table = legal_table()
     rows = [table.get(op, table["*"]) for op in ops]
     widest = max(rows, key=lambda row: row.e)
-    base, rule = widest.e, f"legal excess of {widest.op_type if widest.op_type != '*' else 'an op that is not listed'}"
+    base, rule, reason = widest.e, f"legal excess of {'an op that is not listed' if widest.op_type == '*' else widest.op_type}", ""
     for op in ops:
         if declared and op in declared and declared[op][0] > base:
-            base, rule = declared[op][0], f"declared by the engine for {op}: {declared[op][1]}"
+            base, reason = declared[op]
+            rule = f"declared by the engine for {op}: {reason}"
     extra: npt.NDArray[np.float64] = np.zeros(())
     if multiplier is not None and any(row.double_rounding for row in rows):
         extra = double_rounding(multiplier)
-    return Excess(base, extra, rule, listed=widest.op_type != "*")
+    return Excess(base, extra, rule, widest.op_type != "*", base - widest.e, reason)
 
 
 def double_rounding(multiplier: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

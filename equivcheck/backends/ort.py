@@ -23,6 +23,8 @@ from equivcheck.result import Observation, Side
 # would merge the telling scales again; but without it a Gemm whose weight and activation scales are equal becomes
 # MatMulNBits, hence the second attempt.
 _ATTEMPTS: tuple[tuple[str, ...], ...] = (("ConstantSharing", "NhwcTransformer"), ("NhwcTransformer",))
+# Measured, and read off its kernel: see OrtBackend.legal_excess.
+QLINEAR_SOFTMAX = (1.0, "onnxruntime's QLinearSoftmax multiplies by floor(1 / scale), up to 1 LSB low")
 T = TypeVar("T")
 _BELIEVED_LSB = 1.0  # an uncertain value must reproduce its step at least this well (the wrong value: 77 to 255 LSB)
 
@@ -51,6 +53,13 @@ class OrtBackend(Backend):
             return _refusing(lambda: engine.run(feeds))
 
         return run
+
+    def legal_excess(self) -> Mapping[str, tuple[float, str]]:
+        """QLinearSoftmax uses floor(1 / y_scale): 254 at 1/255, so a probability of 1 becomes 254 (0.93 LSB on ppocr_cls).
+
+        Source: ONNX Runtime, contrib_ops/cpu/quantization/qlinear_softmax.cc. Not at levels that keep a float Softmax.
+        """
+        return {} if self.chosen["optimization"] in ("disable", "basic") else {"Softmax": QLINEAR_SOFTMAX}
 
     def engine_options(self) -> dict[str, Any]:
         config = {"session.qdqisint8allowed": "1"} if self.chosen["int8"] == "native" else {}

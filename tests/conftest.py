@@ -1,0 +1,32 @@
+"""Fixtures that every test may ask for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of shared models and cases: EQUIVCHECK_SHARED, or ../shared beside the checkout.
+
+    Skips with the reason where there is none; fails instead when EQUIVCHECK_REQUIRE_SHARED=1.
+    """
+    place = Path(os.environ.get("EQUIVCHECK_SHARED", ROOT.parent / "shared"))
+    if not (place / "models").is_dir():
+        reason = f"no shared models and cases at {place}: set EQUIVCHECK_SHARED to their folder"
+        if os.environ.get("EQUIVCHECK_REQUIRE_SHARED") == "1":
+            pytest.fail(reason)
+        print(reason)
+        pytest.skip(reason)
+    return place
+
+
+@pytest.fixture(scope="session")
+def fixtures_dir() -> Path:
+    """The folder of the small models that the project keeps."""
+    return ROOT / "fixtures"

@@ -1,0 +1,34 @@
+"""Every real model with real pictures: nothing that is legal is called a fault, and nothing is disturbed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import equivcheck
+from real_models import REAL_MODELS, RealModel
+
+CANDIDATES = ("vnpu:profile=exact", "vnpu:profile=ort", "vnpu:profile=tflite-reference", "ort:optimization=disable", "ort:int8=native")
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES)
+@pytest.mark.parametrize("model", REAL_MODELS, ids=lambda m: m.name)
+def test_a_correct_engine_is_equivalent_on_a_real_model(shared: Path, model: RealModel, candidate: str) -> None:
+    result = equivcheck.diff(
+        shared / "models" / model.file,
+        inputs=[str(shared / "models" / "images" / picture) for picture in model.pictures],
+        preprocess=model.recipe,
+        split_at=model.split_at,
+        candidate=candidate,
+    )
+    assert result.verdict == "equivalent", str(result)
+    assert result.coverage.judged == result.coverage.steps
+    assert result.reference.observation.disturbed is False
+    seen = sum(tensor.how.reference is not None for tensor in result.tensors)
+    assert seen >= 0.99 * len(result.tensors), result.coverage.absent
+    assert not result.reference_culprits
+    assert result.split_points
+    if candidate.startswith("vnpu"):
+        placed = {p.op_type: p.where for p in result.candidate.placement}
+        assert placed.get("GlobalAveragePool", placed.get("QLinearGlobalAveragePool", "cpu")) == "cpu"
