@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench schema clean
 .DELETE_ON_ERROR:
 
 $(VENV)/.installed: pyproject.toml
@@ -30,6 +30,10 @@ lint: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python tests/bench/vnpu.py
 	$(BIN)/python tests/bench/real_models.py
+
+# The schema of --json, generated from the structs; a test holds the committed file to them.
+schema: $(VENV)/.installed
+	$(BIN)/python -m equivcheck.result > equivcheck/result.schema.json
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist

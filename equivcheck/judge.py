@@ -43,7 +43,7 @@ KINDS: tuple[Kind, ...] = ("reference", "candidate", "fed", "stress")
 _LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _THIN_SHARE = 0.01  # a step with fewer unclamped elements than this saw almost nothing of its own arithmetic
 _AMPLIFIED_LSB = 2.0
-_FLOOR_EXCESS = 0.5  # truncation and floor land up to 1 LSB from the real value: excess 1/2
+_FLOOR_EXCESS = 0.45  # truncation and floor land up to 1 LSB from the real value: an excess of nearly 1/2
 
 
 @dataclass(frozen=True, eq=False)
@@ -545,7 +545,6 @@ class _Judge:
                 "nobody else is blamed for it"
             )
         return found
-
 
     def _declarations(self) -> list[str]:
         """Steps that are legal only because their engine declares a wider limit: said, once an op_type and side."""

@@ -309,3 +309,7 @@ def from_json(content: bytes) -> Result:
 def schema() -> dict[str, Any]:
     """Return the JSON schema of `Result`, generated from these structs."""
     return msgspec.json.schema(Result)
+
+
+if __name__ == "__main__":  # `make schema`
+    print(msgspec.json.format(msgspec.json.encode(schema()), indent=2).decode())

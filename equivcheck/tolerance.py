@@ -193,7 +193,11 @@ def legal_excess(
     table = legal_table()
     rows = [table.get(op, table["*"]) for op in ops]
     widest = max(rows, key=lambda row: row.e)
-    base, rule, reason = widest.e, f"legal excess of {'an op that is not listed' if widest.op_type == '*' else widest.op_type}", ""
+    base, rule, reason = (
+        widest.e,
+        f"legal excess of {'an op that is not listed' if widest.op_type == '*' else widest.op_type}",
+        "",
+    )
     for op in ops:
         if declared and op in declared and declared[op][0] > base:
             base, reason = declared[op]

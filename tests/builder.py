@@ -163,7 +163,13 @@ class Qdq:
         return self.dq(self.q(real, scale, zero))
 
     def weight(
-        self, shape: Sequence[int], scale: float = 0.01, *, axis: int = 0, stem: str = "weight", codes: Array | None = None
+        self,
+        shape: Sequence[int],
+        scale: float = 0.01,
+        *,
+        axis: int = 0,
+        stem: str = "weight",
+        codes: Array | None = None,
     ) -> str:
         """DQ of random constant codes over the whole symmetric range; per channel along `axis` if the model is."""
         dtype = np.dtype(self.weights)
@@ -176,7 +182,11 @@ class Qdq:
             scales, zeros, extra = np.float32(scale), np.asarray(zero, dtype), {}
         else:
             spread = 1 + np.arange(shape[axis]) % 5 / 4
-            scales, zeros, extra = (scale * spread).astype(np.float32), np.full(shape[axis], zero, dtype), {"axis": axis}
+            scales, zeros, extra = (
+                (scale * spread).astype(np.float32),
+                np.full(shape[axis], zero, dtype),
+                {"axis": axis},
+            )
         return self.op(
             "DequantizeLinear",
             [name, self.constant(scales, f"{name}_scale"), self.constant(zeros, f"{name}_zero")],

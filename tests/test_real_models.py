@@ -9,7 +9,13 @@ import pytest
 import equivcheck
 from real_models import REAL_MODELS, RealModel
 
-CANDIDATES = ("vnpu:profile=exact", "vnpu:profile=ort", "vnpu:profile=tflite-reference", "ort:optimization=disable", "ort:int8=native")
+CANDIDATES = (
+    "vnpu:profile=exact",
+    "vnpu:profile=ort",
+    "vnpu:profile=tflite-reference",
+    "ort:optimization=disable",
+    "ort:int8=native",
+)
 
 
 @pytest.mark.parametrize("candidate", CANDIDATES)

@@ -11,7 +11,7 @@ from equivcheck.result import Culprit, Result, Side, StepError, Tensor
 
 _SHOWN_POINTS = 4
 _SHOWN_CULPRITS = 3
-_NAME_WIDTH = 22
+_NAME_WIDTH = 26
 _LABEL_WIDTH = 11
 _QUANTISER_SUFFIXES = (
     "_QuantizeLinear_Output",
@@ -52,9 +52,12 @@ def headline(result: Result) -> str:
         bits = "Every bit is equal too." if not differing else f"Bits differ in {differing}."
         return f"EQUIVALENT   {judged}; {result.reason}. {bits}"
     if result.verdict == "different":
-        others = coverage.judged - len({c.step for c in result.culprits})
-        legal = f" {others} other steps are legal ({judged})." if result.culprits else f" {judged}."
-        return f"DIFFERENT   {result.reason}.{legal}"
+        if not result.culprits:
+            return f"DIFFERENT   {result.reason}. {judged}."
+        first, count = result.culprits[0], len(result.culprits)
+        many = "1 culprit" if count == 1 else f"{count} culprits, the first"
+        others = f"{coverage.judged - count} other steps are legal ({judged})"
+        return f"DIFFERENT   {many}: step #{first.step} {first.op_type} '{_short(first.node)}'. {others}."
     return f"INCONCLUSIVE   {judged}; {result.reason}. No verdict."
 
 
@@ -83,7 +86,8 @@ def _culprit(result: Result, culprit: Culprit) -> list[str]:
     kind, error = _worst_error(culprit)
     shape = "x".join(map(str, tensor.candidate.shape or [])) or "scalar"
     lines = [
-        f"  #{culprit.step} {culprit.op_type} {_short(culprit.node)}   {tensor.candidate.dtype} {shape}   {culprit.reason}"
+        f"  #{culprit.step} {culprit.op_type} {_short(culprit.node)}   {tensor.candidate.dtype} {shape}",
+        f"      {culprit.reason}",
     ]
     if error is not None:
         lines += _evidence(result, tensor, error, kind)
@@ -95,33 +99,31 @@ def _culprit(result: Result, culprit: Culprit) -> list[str]:
 
 
 def _worst_error(culprit: Culprit) -> tuple[str, StepError | None]:
-    found = [
-        (kind, error) for kind in ("candidate", "fed", "stress") if (error := getattr(culprit.local, kind)) is not None
-    ]
-    return max(found, key=lambda pair: pair[1].excess, default=("candidate", None))
+    """The candidate's own error where that is illegal, else the second opinion that is."""
+    limit = culprit.limit.max if culprit.limit is not None and culprit.limit.max is not None else 0.0
+    for kind in ("candidate", "fed", "stress"):
+        error = getattr(culprit.local, kind)
+        if error is not None and error.excess > limit:
+            return kind, error
+    return "candidate", culprit.local.candidate
 
 
 def _evidence(result: Result, tensor: Tensor, error: StepError, kind: str) -> list[str]:
-    inputs = {
-        "candidate": "on its own inputs",
-        "fed": "fed with the reference's values",
-        "stress": "on seeded random codes, not on your input",
+    where = {
+        "candidate": "",
+        "fed": " when fed with the reference's values",
+        "stress": " on seeded random codes (your input does not show it)",
     }[kind]
-    lines = [
-        f"      {inputs}: {error.off} of {error.n} elements off ({_share(error.off, error.n)}), bias {error.bias_lsb:+.3f} LSB"
-    ]
+    share = f"{error.off} of {error.n} elements ({_share(error.off, error.n)})"
+    lines = [f"      off in {share}{where}, bias {error.bias_lsb:+.3f} LSB"]
     if error.code is not None and error.real is not None:
         lines.append(f"      worst   {error.worst}   candidate {error.code:g}   exact arithmetic {error.real:.4g}")
-    if error.worst_channel is not None and tensor.channels > 1:
+    if error.worst_channel is not None and 1 < tensor.channels < error.n:
         lines.append(f"      channel {error.worst_channel.index} of {tensor.channels} is the worst")
     reference = tensor.local.reference
     if reference is not None:
-        right = "right" if reference.off == 0 else f"off in {reference.off}"
-        lines.append(
-            f"      who     exact arithmetic: the reference is {right} of {reference.n} on its inputs"
-            if reference.off
-            else f"      who     exact arithmetic: the reference rounds right on all {reference.n}"
-        )
+        rounds = f"off in {reference.off} of" if reference.off else "rounds right on all"
+        lines.append(f"      who     the reference {rounds} {reference.n}, by exact arithmetic on its own inputs")
     if not error.merged and tensor.candidate.scale is not None:
         lines.append("      not     the order of summation: int32 sums of int8 products are exact in any order")
     if error.merged:
