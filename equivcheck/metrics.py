@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -264,7 +265,7 @@ def _dot(a: Array, b: Array) -> float:
 def _rungs(n: int, exceeding: list[int]) -> tuple[int, ...]:
     """Counts in (previous rung, rung] from counts above each rung; the last rung takes all that is beyond."""
     above = [n, *exceeding[:-1], 0]
-    return tuple(x - y for x, y in zip(above[:-1], above[1:], strict=True))
+    return tuple(x - y for x, y in pairwise(above))
 
 
 def _add_wide(total: Tally, ref: Array, cand: Array, grid: Grid | None, candidate_grid: Grid | None) -> Tally:

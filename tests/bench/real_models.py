@@ -57,7 +57,11 @@ def main() -> int:
 def acceptable(result: Result) -> bool:
     """No culprit on the candidate, nothing disturbed, and at least 99 % of the values seen on the reference."""
     seen = sum(t.how.reference is not None for t in result.tensors)
-    return result.verdict == "equivalent" and not result.reference.observation.disturbed and seen >= 0.99 * len(result.tensors)
+    return (
+        result.verdict == "equivalent"
+        and not result.reference.observation.disturbed
+        and seen >= 0.99 * len(result.tensors)
+    )
 
 
 def row(name: str, candidate: str, result: Result) -> str:
@@ -65,11 +69,17 @@ def row(name: str, candidate: str, result: Result) -> str:
     worst: dict[str, float] = defaultdict(float)
     off = elements = 0
     for tensor in result.tensors:
-        if (error := tensor.local.candidate) is not None and tensor.limit is not None and tensor.limit.metric == "excess":
+        if (
+            (error := tensor.local.candidate) is not None
+            and tensor.limit is not None
+            and tensor.limit.metric == "excess"
+        ):
             worst[tensor.op_type or "?"] = max(worst[tensor.op_type or "?"], error.excess)
             off += error.off
             elements += error.n
-    shown = " ".join(f"{op}={excess:.3f}" for op, excess in sorted(worst.items(), key=lambda item: -item[1]) if excess >= 5e-4)
+    shown = " ".join(
+        f"{op}={excess:.3f}" for op, excess in sorted(worst.items(), key=lambda item: -item[1]) if excess >= 5e-4
+    )
     seen = sum(t.how.reference is not None for t in result.tensors)
     reference = "".join(f" REFERENCE CULPRIT #{c.step} {c.op_type} {c.reason}" for c in result.reference_culprits)
     culprits = "".join(f" CULPRIT #{c.step} {c.op_type} {c.reason}" for c in result.culprits)

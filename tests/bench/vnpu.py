@@ -12,6 +12,8 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -47,17 +49,23 @@ def main() -> int:
             chosen = backend(f"vnpu:profile={profile},target=all")
             assert isinstance(chosen, VnpuBackend)
             program = chosen.compile(loaded)
-            times: tuple[list[float], list[float]] = ([], [])
-            for _ in range(runs + 1):
-                for kept, run in zip(times, (lambda: plain.run(feeds), lambda: program.run(feeds)), strict=True):
-                    started = time.perf_counter()
-                    run()
-                    kept.append(time.perf_counter() - started)
-            ort_ms, vnpu_ms = (1e3 * statistics.median(kept[1:]) for kept in times)
+            ort_ms, vnpu_ms = medians_ms(runs, partial(plain.run, feeds), partial(program.run, feeds))
             ratio = vnpu_ms / ort_ms
             slow += ratio > LIMIT
-            print(f"{model.name[:40]:40} {profile:17} ort {ort_ms:6.1f} ms  vnpu {vnpu_ms:6.1f} ms  ratio {ratio:5.1f}  (limit {LIMIT:g})")
+            figures = f"ort {ort_ms:6.1f} ms  vnpu {vnpu_ms:6.1f} ms  ratio {ratio:5.1f}  (limit {LIMIT:g})"
+            print(f"{model.name[:40]:40} {profile:17} {figures}")
     return 1 if slow else 0
+
+
+def medians_ms(runs: int, *calls: Callable[[], object]) -> list[float]:
+    """Median milliseconds of each call, run in turn, so that a change of the machine's speed meets all of them."""
+    times: list[list[float]] = [[] for _ in calls]
+    for _ in range(runs + 1):
+        for kept, call in zip(times, calls, strict=True):
+            started = time.perf_counter()
+            call()
+            kept.append(time.perf_counter() - started)
+    return [1e3 * statistics.median(kept[1:]) for kept in times]
 
 
 if __name__ == "__main__":
