@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import onnxruntime as ort
 
@@ -51,8 +51,8 @@ class OrtEngine:
             with open(path, "rb") as file:
                 return file.read()
 
-    def load(self, model: bytes, options: Mapping[str, Any]) -> Dict[str, List[Port]]:
-        """Create the session; return `{"inputs": [(name, type, shape)], "outputs": [...]}`."""
+    def load(self, model: Union[bytes, str], options: Mapping[str, Any]) -> Dict[str, List[Port]]:
+        """Create the session from a serialised model, or from a path where it has external data; return `{"inputs": [(name, type, shape)], "outputs": [...]}`."""
         self._session = None
         self._session = _session(model, _session_options(options), options)
         return {
@@ -89,7 +89,7 @@ def _session_options(options: Mapping[str, Any]) -> Any:
     return chosen
 
 
-def _session(model: bytes, session_options: Any, options: Mapping[str, Any]) -> Any:
+def _session(model: Union[bytes, str], session_options: Any, options: Mapping[str, Any]) -> Any:
     disabled = list(options.get("disabled_optimizers", ()))
     provider = str(options.get("provider", "CPUExecutionProvider"))
     providers = [provider] if provider == "CPUExecutionProvider" else [provider, "CPUExecutionProvider"]

@@ -126,7 +126,8 @@ class Graph:
     """A frozen view of a model's main graph, in the form with QDQ around every quantised operator.
 
     `originals` are the nodes as the file has them (a QOperator file differs from `nodes` there); selectors and reports
-    speak of originals, steps are made of `nodes`.
+    speak of originals, steps are made of `nodes`. `constants` may decode its arrays when they are asked for. `inner` maps
+    names inside bodies and local functions to what holds them: nothing can be cut there.
     """
 
     def __init__(
@@ -139,13 +140,15 @@ class Graph:
         constants: Mapping[str, Array],
         originals: Sequence[Node] | None = None,
         captured: Mapping[int, frozenset[str]] | None = None,
+        inner: Mapping[str, str] | None = None,
     ) -> None:
         self.nodes = tuple(nodes)
         self.values = dict(values)
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
-        self.constants = dict(constants)
+        self.constants = constants
         self.originals = tuple(originals) if originals is not None else self.nodes
+        self.inner = dict(inner or {})
         self._captured = dict(captured or {})
 
     # -- plain topology ------------------------------------------------------------------------------------------------

@@ -29,14 +29,19 @@ class Selected:
     after: tuple[str, ...]
 
 
-def select(graph: Graph, selectors: Sequence[str], twins: Mapping[str, str]) -> tuple[Selected, ...]:
+def select(
+    graph: Graph, selectors: Sequence[str], twins: Mapping[str, str], *, stored: bool = True
+) -> tuple[Selected, ...]:
     """Return the split points of all `selectors`, in graph order, each once.
 
-    `twins` maps a quantised op_type to its float one (QLinearConv -> Conv). Raises SelectorError.
+    `twins` maps a quantised op_type to its float one (QLinearConv -> Conv). With `stored`, nodes that belong to no step
+    (constants, dead ones, DQs) cannot be selected, and `before` and `after` are stored values; without, any node and value
+    of the main graph can, and they are the node's own. Raises SelectorError.
     """
+    kind = _Selector if stored else _RawSelector
     found: dict[tuple[int, tuple[str, ...]], Selected] = {}
     for selector in selectors:
-        for point in _Selector(graph, twins).points(selector):
+        for point in kind(graph, twins).points(selector):
             order = point.node.index if point.node is not None else -1
             found.setdefault((order, point.after), point)
     return tuple(sorted(found.values(), key=lambda p: (p.step.id if p.step else 0, p.node.index if p.node else -1)))
@@ -146,9 +151,12 @@ class _Selector:
             return [self._at_node(node, selector) for node in nodes]
         return [
             Selected(selector, None, self.graph.step_of_value.get(name), (), (name,))
-            for name in self.graph.stored
+            for name in self._values()
             if _glob(name, selector) or any(_glob(alias, selector) for alias in self.graph.aliases(name))
         ]
+
+    def _values(self) -> Sequence[str]:
+        return self.graph.stored
 
     def _at_step(self, node: Node) -> bool:
         return node.index in self.step_of
@@ -159,6 +167,12 @@ class _Selector:
 
     def _nothing(self, selector: str) -> list[Selected]:
         bare = selector.split(":", 1)[1] if selector.startswith(_PREFIXES) else selector
+        if bare in self.graph.inner:
+            raise SelectorError(
+                f"'{bare}' is inside {self.graph.inner[bare]}: nothing can be cut there",
+                asked=selector,
+                hint="split before or after that node",
+            )
         ops = {node.op_type for node in self.nodes if self._at_step(node)}
         ops |= {self.twins[op] for op in ops if op in self.twins}
         names = [node.name for node in self.nodes if node.name and self._at_step(node)]
@@ -169,6 +183,32 @@ class _Selector:
             nearest=[*near(bare, ops, 2), *near(bare, names, 2), *near(bare, values, 1)],
             hint="operators here: " + ", ".join(sorted(ops)),
         )
+
+
+class _RawSelector(_Selector):
+    """Selects any node and value of the main graph, as the file has them."""
+
+    def __init__(self, graph: Graph, twins: Mapping[str, str]) -> None:
+        super().__init__(graph, twins)
+        self.made = {out: node for node in self.nodes for out in node.outputs if out}
+
+    def _at_step(self, node: Node) -> bool:
+        return True
+
+    def _at_node(self, node: Node, selector: str) -> Selected:
+        before = tuple(dict.fromkeys(name for name in node.inputs if name and not self._constant(name)))
+        return Selected(selector, node, self.step_of.get(node.index), before, tuple(out for out in node.outputs if out))
+
+    def _constant(self, name: str) -> bool:
+        return name in self.graph.constant_values
+
+    def _by_value(self, name: str, selector: str) -> list[Selected]:
+        if name not in self.made and name not in self.graph.inputs and name not in self.graph.constants:
+            return []
+        return [Selected(selector, None, None, (), (name,))]
+
+    def _values(self) -> Sequence[str]:
+        return [*self.graph.inputs, *self.made]
 
 
 def _glob(name: str, pattern: str) -> bool:

@@ -6,7 +6,7 @@ which value stands for which. Cuts are at names of the model it is given (its fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -14,7 +14,7 @@ from onnx import helper
 
 from equivcheck.errors import ModelError
 from equivcheck.models.graph import Array, Graph
-from equivcheck.models.onnx.load import OnnxModel, captured_names
+from equivcheck.models.onnx.load import OnnxModel, bodies, captured_names
 
 ArraySpec = tuple[np.dtype, tuple[int, ...]]
 
@@ -32,75 +32,98 @@ def part(
     `inputs` maps value names to (dtype, shape), or to None to keep the type the model declares. Each becomes a graph
     input called `rename_input(name)`; where that differs, the value's producer may stay in the part too (that is what
     makes the isolated model: a step's output is computed, while its readers read the fed copy). `edit` may replace a
-    node by several. Opsets, IR version, functions, metadata and doc string are kept.
+    node by several. Opsets, IR version, used functions, metadata, doc strings and names are kept (of nodes that share a
+    name all but the first get a new one: ONNX Runtime refuses them). Outputs are untyped; see `split` for typed ones.
 
     Raises ModelError when an output can be reached neither from nodes nor from `inputs`.
     """
+    nodes = needed(proto, outputs, set(inputs))
+    renamed = {name: new for name in inputs if (new := rename_input(name)) != name}
+    made = onnx.ModelProto()
+    for field in ("ir_version", "producer_name", "producer_version", "domain", "model_version", "doc_string"):
+        if proto.HasField(field):
+            setattr(made, field, getattr(proto, field))
+    made.opset_import.extend(proto.opset_import)
+    made.metadata_props.extend(proto.metadata_props)
+    made.graph.name = proto.graph.name or "part"
+    made.graph.doc_string = proto.graph.doc_string
+    made.graph.metadata_props.extend(proto.graph.metadata_props)
+    for k in nodes:
+        made.graph.node.extend(_copied(proto.graph.node[k], renamed, edit))
+    _name_uniquely(made.graph.node)
+    made.functions.extend(_used_functions(proto, made.graph.node))
+    reads = {name for node in made.graph.node for name in [*node.input, *captured_names(node)] if name}
+    _add_ports(made, proto, inputs, outputs, renamed, reads)
+    _add_constants(made, proto, reads | set(outputs))
+    return made
+
+
+def needed(proto: onnx.ModelProto, outputs: Iterable[str], fed: Collection[str]) -> list[int]:
+    """Indices, in graph order, of the nodes that `outputs` depend on, not looking behind the values in `fed`.
+
+    A fed value that is itself an output is computed. Raises ModelError for a name that nothing makes.
+    """
     graph = proto.graph
     producer = {out: k for k, node in enumerate(graph.node) for out in node.output if out}
-    constants = {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
-    model_inputs = {port.name for port in graph.input}
-    fed = set(inputs)
+    sources = {t.name for t in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
+    sources |= {port.name for port in graph.input} | set(fed)
     wanted: set[int] = set()
-    reached: set[str] = set()
-    used: set[str] = set()
     pending = list(outputs)
     while pending:
         name = pending.pop()
-        if name in reached:
-            continue
-        reached.add(name)
-        if name not in producer:
-            if name not in fed and name not in constants and name not in model_inputs:
+        k = producer.get(name)
+        if k is None:
+            if name not in sources:
                 raise ModelError(f"no value '{name}' in the model", asked=name)
-            used.add(name)
             continue
-        k = producer[name]
-        if k in wanted:
-            continue
-        wanted.add(k)
-        for read in [*(i for i in graph.node[k].input if i), *captured_names(graph.node[k])]:
-            if read in fed:
-                used.add(read)
-            else:
-                pending.append(read)
-    return _assemble(proto, sorted(wanted), used, inputs, outputs, rename_input, edit)
+        if k not in wanted:
+            wanted.add(k)
+            reads = [*graph.node[k].input, *captured_names(graph.node[k])]
+            pending += [read for read in reads if read and read not in fed]
+    return sorted(wanted)
 
 
-def _assemble(
-    proto: onnx.ModelProto,
-    nodes: Sequence[int],
-    used: set[str],
-    inputs: Mapping[str, ArraySpec | None],
-    outputs: Sequence[str],
-    rename_input: Callable[[str], str],
-    edit: Callable[[onnx.NodeProto], list[onnx.NodeProto]] | None,
-) -> onnx.ModelProto:
-    graph = proto.graph
-    made = onnx.ModelProto(ir_version=proto.ir_version, producer_name=proto.producer_name, doc_string=proto.doc_string)
-    made.opset_import.extend(proto.opset_import)
-    made.functions.extend(proto.functions)
-    made.metadata_props.extend(proto.metadata_props)
-    made.graph.name = graph.name or "part"
-    made.graph.doc_string = graph.doc_string
-    renamed = {name: rename_input(name) for name in inputs if rename_input(name) != name}
-    reads: set[str] = set()
-    for k in nodes:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(graph.node[k])
+def _copied(
+    node: onnx.NodeProto, renamed: Mapping[str, str], edit: Callable[[onnx.NodeProto], list[onnx.NodeProto]] | None
+) -> list[onnx.NodeProto]:
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    if renamed:
         for j, name in enumerate(copy.input):
             copy.input[j] = renamed.get(name, name)
-        for body_reads in captured_names(copy):
-            if body_reads in renamed:
-                _rename_captured(copy, body_reads, renamed[body_reads])
-        made.graph.node.extend(edit(copy) if edit is not None else [copy])
-    for node in made.graph.node:
-        reads.update(name for name in node.input if name)
-        reads.update(captured_names(node))
-    _add_ports(made, proto, inputs, outputs, renamed, reads)
-    made.graph.initializer.extend(t for t in graph.initializer if t.name in reads or t.name in outputs)
-    made.graph.sparse_initializer.extend(s for s in graph.sparse_initializer if s.values.name in reads)
-    return made
+        for name in captured_names(copy) & renamed.keys():
+            _rename_captured(copy, name, renamed[name])
+    return edit(copy) if edit is not None else [copy]
+
+
+def _name_uniquely(nodes: Iterable[onnx.NodeProto]) -> None:
+    nodes = list(nodes)
+    taken = {node.name for node in nodes}
+    seen: set[str] = set()
+    for node in nodes:
+        if node.name in seen:
+            k = 2
+            while f"{node.name}_{k}" in taken:
+                k += 1
+            node.name = f"{node.name}_{k}"
+            taken.add(node.name)
+        if node.name:
+            seen.add(node.name)
+
+
+def _used_functions(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> list[onnx.FunctionProto]:
+    """Local functions that `nodes` call, directly, from bodies, or from other functions."""
+    known = {(f.domain, f.name): f for f in proto.functions}
+    used: set[tuple[str, str]] = set()
+    pending = list(nodes) if known else []
+    while pending:
+        node = pending.pop()
+        key = (node.domain, node.op_type)
+        if key in known and key not in used:
+            used.add(key)
+            pending += known[key].node
+        pending += [inner for body in bodies(node) for inner in body.node]
+    return [function for key, function in known.items() if key in used]
 
 
 def _add_ports(
@@ -112,13 +135,14 @@ def _add_ports(
     reads: set[str],
 ) -> None:
     declared = {port.name: port for port in [*proto.graph.value_info, *proto.graph.output, *proto.graph.input]}
+    wanted = reads | set(outputs)
     constants = {t.name for t in proto.graph.initializer}
-    for port in proto.graph.input:  # an input of the model that is neither fed nor a weight stays an input
-        if port.name not in inputs and port.name in reads and port.name not in constants:
+    for port in proto.graph.input:  # an input that is not fed stays one; so does a weight that is also an input (IR 3)
+        if port.name not in inputs and port.name in wanted and (port.name not in constants or proto.ir_version < 4):
             made.graph.input.append(port)
     for name, spec in inputs.items():
         port_name = renamed.get(name, name)
-        if port_name not in reads and port_name not in outputs:
+        if port_name not in wanted:
             continue
         if spec is None:
             if name not in declared:
@@ -126,11 +150,19 @@ def _add_ports(
             made.graph.input.append(_renamed_port(declared[name], port_name))
         else:
             dtype, shape = spec
-            made.graph.input.append(
-                helper.make_tensor_value_info(port_name, helper.np_dtype_to_tensor_dtype(dtype), shape)
-            )
+            element = helper.np_dtype_to_tensor_dtype(dtype)
+            made.graph.input.append(helper.make_tensor_value_info(port_name, element, shape))
     for name in dict.fromkeys(outputs):
         made.graph.output.append(onnx.ValueInfoProto(name=name))
+
+
+def _add_constants(made: onnx.ModelProto, proto: onnx.ModelProto, wanted: Collection[str]) -> None:
+    fed = {port.name for port in made.graph.input} if proto.ir_version >= 4 else set()
+    made.graph.initializer.extend(t for t in proto.graph.initializer if t.name in wanted and t.name not in fed)
+    made.graph.sparse_initializer.extend(
+        s for s in proto.graph.sparse_initializer if s.values.name in wanted and s.values.name not in fed
+    )
+    made.graph.quantization_annotation.extend(a for a in proto.graph.quantization_annotation if a.tensor_name in wanted)
 
 
 def _renamed_port(port: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
@@ -141,13 +173,19 @@ def _renamed_port(port: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
 
 
 def _rename_captured(node: onnx.NodeProto, old: str, new: str) -> None:
-    for attribute in node.attribute:
-        for body in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
-            for inner in body.node:
-                for j, name in enumerate(inner.input):
-                    if name == old:
-                        inner.input[j] = new
-                _rename_captured(inner, old, new)
+    """Let the bodies of `node` read `new` where they read `old` of the graph around them."""
+    for body in bodies(node):
+        own = {port.name for port in body.input} | {t.name for t in body.initializer}
+        if old in own | {out for inner in body.node for out in inner.output}:
+            continue  # shadowed: in there the name means something else
+        for inner in body.node:
+            for j, name in enumerate(inner.input):
+                if name == old:
+                    inner.input[j] = new
+            _rename_captured(inner, old, new)
+        for port in body.output:
+            if port.name == old:  # a body may pass an outer value on
+                body.node.append(helper.make_node("Identity", [new], [old]))
 
 
 def head(model: OnnxModel, values: Iterable[str]) -> onnx.ModelProto:

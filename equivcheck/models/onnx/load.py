@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from onnx import helper, numpy_helper
 
 from equivcheck.errors import ModelError, near
 from equivcheck.models.graph import Array, Dim, Graph, Node, Value
+from equivcheck.models.onnx.external import LARGEST_IN_MEMORY, external_bytes, is_external, load_external
 from equivcheck.models.onnx.rewrite import QdqForm, to_qdq
 
 _NAMES = {
@@ -47,15 +48,16 @@ class OnnxModel:
 
     @cached_property
     def graph(self) -> Graph:
-        return graph_of(self.qdq, self.proto)
+        return graph_of(self.qdq, self.proto, Path(self.path).parent)
 
     @property
     def opsets(self) -> dict[str, int]:
         return {entry.domain or "ai.onnx": entry.version for entry in self.proto.opset_import}
 
     @property
-    def quantised(self) -> bool:
-        return bool(self.graph.quantisation)
+    def external(self) -> bool:
+        """True where weights stay in files beside the model, because together they do not fit into one protobuf."""
+        return any(is_external(tensor) for tensor in self.proto.graph.initializer)
 
     def with_input_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> OnnxModel:
         """Return this model with the named graph inputs fixed to `shapes`; itself where nothing is symbolic."""
@@ -120,20 +122,14 @@ def model_from_bytes(content: bytes, path: str) -> OnnxModel:
         ) from error
     if not proto.HasField("graph") or (not proto.graph.node and not proto.graph.output):
         raise ModelError(f"{path} is not an ONNX model: it holds no graph", hint="give an .onnx file")
-    base = str(Path(path).parent)
-    try:
-        onnx.load_external_data_for_model(proto, base)
-    except Exception as error:
-        raise ModelError(
-            f"{path}: its external data cannot be read: {error}", hint="keep the data file beside the model"
-        ) from error
+    if external_bytes(proto) <= LARGEST_IN_MEMORY:
+        load_external(proto, Path(path).parent)
     return OnnxModel(path, hashlib.sha256(content).hexdigest(), proto)
 
 
-def graph_of(form: QdqForm, proto: onnx.ModelProto) -> Graph:
-    """Build the format-free view of a model in QDQ form; `proto` is the file it came from."""
+def graph_of(form: QdqForm, proto: onnx.ModelProto, folder: Path) -> Graph:
+    """Build the format-free view of a model in QDQ form; `proto` is the file it came from, in `folder`."""
     graph = form.proto.graph
-    constants = _constants(graph)
     initial = {tensor.name for tensor in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
     originals = [_node(index, node, -1) for index, node in enumerate(proto.graph.node)]
     nodes = [
@@ -144,10 +140,40 @@ def graph_of(form: QdqForm, proto: onnx.ModelProto) -> Graph:
         values=_values(form.proto),
         inputs=[port.name for port in graph.input if port.name not in initial],
         outputs=[port.name for port in graph.output],
-        constants=constants,
+        constants=Constants(graph, folder),
         originals=originals,
         captured={i: names for i, node in enumerate(graph.node) if (names := captured_names(node))},
+        inner=inner_names(proto),
     )
+
+
+def inner_names(proto: onnx.ModelProto) -> dict[str, str]:
+    """Names of values and nodes inside bodies and local functions -> the node or function that holds them."""
+    found: dict[str, str] = {}
+    for node in proto.graph.node:
+        for body in bodies(node):
+            _note_inner(body.node, f"the body of {node.op_type} '{node.name or node.output[0]}'", found)
+    for function in proto.functions:
+        _note_inner(function.node, f"the local function {function.name}", found)
+    return found
+
+
+def _note_inner(nodes: Iterable[onnx.NodeProto], holder: str, found: dict[str, str]) -> None:
+    for node in nodes:
+        for name in [node.name, *node.output]:
+            if name:
+                found.setdefault(name, holder)
+        for body in bodies(node):
+            _note_inner(body.node, holder, found)
+
+
+def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """The graphs that a node carries as attributes (If, Loop, Scan)."""
+    return [
+        body
+        for attribute in node.attribute
+        for body in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+    ]
 
 
 def _node(index: int, node: onnx.NodeProto, origin: int) -> Node:
@@ -175,26 +201,44 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return found
 
 
-def _constants(graph: onnx.GraphProto) -> dict[str, Array]:
-    found = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    for node in graph.node:
-        if node.op_type == "Constant" and node.attribute:
-            value = _constant_value(node.attribute[0])
-            if value is not None:
-                found[node.output[0]] = value
-        elif node.op_type == "Identity" and node.input[0] in found:
-            found[node.output[0]] = found[node.input[0]]
-    return found
+class Constants(Mapping[str, Array]):
+    """The constants of a graph by name, decoded when they are first asked for: many are never looked at."""
+
+    def __init__(self, graph: onnx.GraphProto, folder: Path) -> None:
+        self._folder = folder
+        self._sources: dict[str, onnx.TensorProto | onnx.AttributeProto | str] = {t.name: t for t in graph.initializer}
+        self._sources |= {s.values.name: s.values for s in graph.sparse_initializer}
+        self._known: dict[str, Array] = {}
+        for node in graph.node:
+            if node.op_type == "Constant" and node.attribute and node.attribute[0].name in _CONSTANT_ATTRIBUTES:
+                self._sources[node.output[0]] = node.attribute[0]
+            elif node.op_type == "Identity" and node.input[0] in self._sources:
+                self._sources[node.output[0]] = node.input[0]
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._known:
+            source = self._sources[name]
+            if isinstance(source, str):
+                return self[source]
+            self._known[name] = self._decoded(source)
+        return self._known[name]
+
+    def _decoded(self, source: onnx.TensorProto | onnx.AttributeProto) -> Array:
+        if isinstance(source, onnx.TensorProto):
+            return numpy_helper.to_array(source, str(self._folder))
+        if source.name == "value":
+            return numpy_helper.to_array(source.t, str(self._folder))
+        dtype = np.float32 if source.name.startswith("value_float") else np.int64
+        return np.asarray(helper.get_attribute_value(source), dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
 
 
-def _constant_value(attribute: onnx.AttributeProto) -> Array | None:
-    if attribute.name == "value":
-        return numpy_helper.to_array(attribute.t)
-    if attribute.name in ("value_float", "value_floats"):
-        return np.asarray(helper.get_attribute_value(attribute), np.float32)
-    if attribute.name in ("value_int", "value_ints"):
-        return np.asarray(helper.get_attribute_value(attribute), np.int64)
-    return None
+_CONSTANT_ATTRIBUTES = ("value", "value_float", "value_floats", "value_int", "value_ints")
 
 
 def _values(proto: onnx.ModelProto) -> dict[str, Value]:
@@ -231,14 +275,13 @@ def dtype_name(elem_type: int) -> str:
 def captured_names(node: onnx.NodeProto) -> frozenset[str]:
     """Names that the bodies of `node` (If, Loop, Scan) read from the graph around them, at any depth."""
     captured: set[str] = set()
-    for attribute in node.attribute:
-        for body in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
-            own = {port.name for port in body.input} | {tensor.name for tensor in body.initializer}
-            own |= {s.values.name for s in body.sparse_initializer}
-            used: set[str] = {port.name for port in body.output}
-            for inner in body.node:
-                used.update(name for name in inner.input if name)
-                used.update(captured_names(inner))
-                own.update(inner.output)
-            captured |= used - own
-    return frozenset(captured)
+    for body in bodies(node):
+        own = {port.name for port in body.input} | {tensor.name for tensor in body.initializer}
+        own |= {s.values.name for s in body.sparse_initializer}
+        used: set[str] = {port.name for port in body.output}
+        for inner in body.node:
+            used.update(name for name in inner.input if name)
+            used.update(captured_names(inner))
+            own.update(inner.output)
+        captured |= used - own
+    return frozenset(captured - {""})

@@ -1,0 +1,191 @@
+"""External data: weights in files beside the model. Only the ranges that are needed are read and written."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from equivcheck.errors import ModelError, OutputError
+
+# One protobuf holds at most 2 GiB; above this, weights stay where they are and only `split` works on the model.
+LARGEST_IN_MEMORY = 1 << 30
+_ALIGNMENT = 64  # of a tensor in a data file we write; more than any dtype needs
+_CHUNK = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Where a tensor's bytes lie: `length` bytes from `offset` of file `location` (relative to the model)."""
+
+    location: str
+    offset: int
+    length: int | None
+
+
+def is_external(tensor: onnx.TensorProto) -> bool:
+    return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
+
+
+def range_of(tensor: onnx.TensorProto) -> Range:
+    """Read location, offset and length of an external tensor; length None means to the end of the file."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    length = entries.get("length")
+    return Range(entries.get("location", ""), int(entries.get("offset", 0)), None if length is None else int(length))
+
+
+def external_tensors(proto: onnx.ModelProto) -> list[onnx.TensorProto]:
+    """All external tensors of the main graph, of bodies and of Constant nodes."""
+    found: list[onnx.TensorProto] = []
+    pending: list[onnx.GraphProto] = [proto.graph]
+    nodes = [node for function in proto.functions for node in function.node]
+    while pending or nodes:
+        if pending:
+            graph = pending.pop()
+            found += [tensor for tensor in graph.initializer if is_external(tensor)]
+            nodes += graph.node
+            continue
+        for attribute in nodes.pop().attribute:
+            if attribute.HasField("t") and is_external(attribute.t):
+                found.append(attribute.t)
+            found += [tensor for tensor in attribute.tensors if is_external(tensor)]
+            pending += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+    return found
+
+
+def external_bytes(proto: onnx.ModelProto) -> int:
+    """How many bytes of weights lie outside of the protobuf."""
+    return sum(range_of(tensor).length or _declared_bytes(tensor) for tensor in external_tensors(proto))
+
+
+def _declared_bytes(tensor: onnx.TensorProto) -> int:
+    count = 1
+    for dim in tensor.dims:
+        count *= dim
+    return count * 8
+
+
+def load_external(proto: onnx.ModelProto, folder: Path) -> None:
+    """Read all external data of `proto` into it.
+
+    Raises ModelError when a file is missing, too short, or lies outside of the model's folder.
+    """
+    for tensor in external_tensors(proto):
+        place = range_of(tensor)
+        path = _checked(folder, place, tensor.name)
+        with path.open("rb") as file:
+            file.seek(place.offset)
+            content = file.read() if place.length is None else file.read(place.length)
+        if place.length is not None and len(content) != place.length:
+            raise ModelError(
+                f"{path} ends before the data of '{tensor.name}' ({place.offset} + {place.length} bytes)",
+                hint="the data file is cut short: copy it again",
+            )
+        tensor.raw_data = content
+        tensor.data_location = onnx.TensorProto.DEFAULT
+        del tensor.external_data[:]
+
+
+def _checked(folder: Path, place: Range, tensor: str) -> Path:
+    path = folder / place.location
+    inside = not Path(place.location).is_absolute() and ".." not in Path(place.location).parts
+    if not place.location or not inside:
+        raise ModelError(
+            f"external data of '{tensor}' points outside of the model's folder: {place.location!r}",
+            hint="external data must lie beside the model",
+        )
+    if not path.is_file():
+        raise ModelError(f"external data of '{tensor}' is missing: {path}", hint="keep the data file beside the model")
+    return path
+
+
+def carry_external(part: onnx.ModelProto, source: Path, target: Path) -> None:
+    """Bring the external data that `part` needs from folder `source` to folder `target`, and point `part` at it.
+
+    A file whose every byte is needed is hard-linked where the file system allows that; of others only the needed ranges
+    are copied, and holes stay holes. Raises ModelError, OutputError.
+    """
+    by_file: dict[str, list[onnx.TensorProto]] = defaultdict(list)
+    for tensor in external_tensors(part):
+        by_file[range_of(tensor).location].append(tensor)
+    for location, tensors in by_file.items():
+        origin = _checked(source, range_of(tensors[0]), tensors[0].name)
+        place = target / location
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if _covers(tensors, origin.stat().st_size) and _linked(origin, place):
+                continue
+            _copy_ranges(tensors, origin, place)
+        except OSError as error:
+            raise OutputError(f"cannot write {place}: {error.strerror}", asked=str(place)) from error
+
+
+def _covers(tensors: Iterable[onnx.TensorProto], size: int) -> bool:
+    """Do these tensors use the whole file, but for padding between them?"""
+    ranges = sorted({(r.offset, r.length if r.length is not None else size - r.offset) for r in map(range_of, tensors)})
+    reached = 0
+    for offset, length in ranges:
+        if offset > reached + 4096:
+            return False
+        reached = max(reached, offset + length)
+    return reached + 4096 > size
+
+
+def _linked(origin: Path, place: Path) -> bool:
+    try:
+        place.unlink(missing_ok=True)
+        os.link(origin, place)
+    except OSError:  # another file system, or links are not allowed: copy instead
+        return False
+    return True
+
+
+def _copy_ranges(tensors: Iterable[onnx.TensorProto], origin: Path, place: Path) -> None:
+    written: dict[tuple[int, int], int] = {}
+    with origin.open("rb") as source, place.open("wb") as target:
+        size = os.fstat(source.fileno()).st_size
+        end = 0
+        for tensor in tensors:
+            found = range_of(tensor)
+            length = found.length if found.length is not None else size - found.offset
+            if found.offset + length > size:
+                raise ModelError(
+                    f"{origin} ends before the data of '{tensor.name}' ({found.offset} + {length} bytes)",
+                    hint="the data file is cut short: copy it again",
+                )
+            key = (found.offset, length)
+            if key not in written:
+                written[key] = start = -(-end // _ALIGNMENT) * _ALIGNMENT
+                _copy_range(source.fileno(), target.fileno(), found.offset, start, length)
+                end = start + length
+            _point(tensor, found.location, written[key], length)
+        target.truncate(end)
+
+
+def _copy_range(source: int, target: int, offset: int, start: int, length: int) -> None:
+    """Copy `length` bytes, leaving holes of the source as holes of the target."""
+    at, stop = offset, offset + length
+    while at < stop:
+        try:
+            at = os.lseek(source, at, os.SEEK_DATA)
+        except OSError:  # nothing but a hole up to the end
+            return
+        if at >= stop:
+            return
+        hole = min(os.lseek(source, at, os.SEEK_HOLE), stop)
+        while at < hole:
+            content = os.pread(source, min(_CHUNK, hole - at), at)
+            if not content:
+                return
+            os.pwrite(target, content, start + at - offset)
+            at += len(content)
+
+
+def _point(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
+    del tensor.external_data[:]
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
+        tensor.external_data.append(onnx.StringStringEntryProto(key=key, value=value))

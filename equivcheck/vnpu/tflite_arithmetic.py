@@ -1,0 +1,111 @@
+"""IR operators by TFLite's reference kernels: which of them stands for which ONNX operator, and with which parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from equivcheck.models.graph import Array
+from equivcheck.vnpu import islands, real, tflite_kernels, tflite_softmax, windows
+from equivcheck.vnpu.ir import Binary, Clamp, Codes, Mean, Pool, Softmax, Table
+from equivcheck.vnpu.rounding import code_bounds
+
+Bounds = tuple[int, int]
+
+
+def binary_table(op: Binary, bounds: Bounds) -> Array:
+    """256 x 256 codes by the raw bytes of a and b: ADD, SUB, MUL. TFLite has no integer DIV: float32, half away."""
+    a, b = (o.codes.all().astype(np.int32) for o in (op.a, op.b))
+    scales = (op.a.codes.scale, op.a.codes.zero, op.b.codes.scale, op.b.codes.zero, op.out.scale, op.out.zero)
+    functions = {
+        "Add": tflite_kernels.add_codes,
+        "Sub": tflite_kernels.sub_codes,
+        "Mul": tflite_kernels.mul_codes,
+    }
+    if op.kind in functions:
+        return functions[op.kind](a[:, None], b[None, :], *scales, *bounds).astype(op.out.dtype)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        made = np.divide(_float(op.a.codes)[:, None], _float(op.b.codes)[None, :])
+    return _quantised(made, op.out, bounds)
+
+
+def unary_table(op: Table) -> Array:
+    """256 codes by the raw byte of the input code. Operators TFLite has no kernel of: float32 table, half away."""
+    x, out = op.x.codes, op.out
+    codes = x.all().astype(np.int32)
+    bounds = (out.low, out.high)
+    if op.kind == "QuantizeLinear":
+        return rescale_table(x, out)
+    if op.kind in ("Relu", "Clip"):  # the island of an infinite argument is the bound itself
+        ends = islands.evaluate(op, np.array([-np.inf, np.inf]))
+        limits = code_bounds(Clamp(float(ends[0]), float(ends[1])), out, "float32", "half-away")
+        return tflite_kernels.relu_codes(codes, x.scale, x.zero, out.scale, out.zero, *limits).astype(out.dtype)
+    if op.kind == "LeakyRelu":
+        alpha = float(op.nodes[0].attributes.get("alpha", 0.01))
+        made = tflite_kernels.leaky_relu_codes(codes, alpha, x.scale, x.zero, out.scale, out.zero, *bounds)
+        return made.astype(out.dtype)
+    if op.kind == "HardSwish":
+        made = tflite_kernels.hard_swish_codes(codes, x.scale, x.zero, out.scale, out.zero, *bounds)
+        return made.astype(out.dtype)
+    pinned: dict[str, Callable[..., Array]] = {
+        "Sigmoid": tflite_kernels.logistic_codes,
+        "Tanh": tflite_kernels.tanh_codes,
+    }
+    if op.kind in pinned:
+        narrow = x.all().astype(x.dtype)
+        return pinned[op.kind](narrow, x.scale, x.zero, out.scale, out.zero).astype(out.dtype)
+    return _quantised(islands.evaluate(op, _float(x).astype(np.float64)).astype(np.float32), out, bounds)
+
+
+def rescale_table(source: Codes, out: Codes) -> Array:
+    """256 codes of QUANTIZE from codes to codes."""
+    codes = source.all().astype(np.int32)
+    made = tflite_kernels.rescale_codes(codes, source.scale, source.zero, out.scale, out.zero, out.low, out.high)
+    return made.astype(out.dtype)
+
+
+def average_pool(op: Pool, codes: Array, bounds: Bounds) -> Array:
+    """AVERAGE_POOL_2D in the input's scale, then QUANTIZE where the output's differs (TFLite wants them equal)."""
+    total = windows.summed(op, codes.astype(np.int32) - op.x.codes.zero)
+    count = windows.counts(op, codes.shape[2:])
+    inside = windows.counts(_uncounted(op), codes.shape[2:])
+    if op.x.codes == op.out:
+        return tflite_kernels.average_pool_codes(total + inside * op.x.codes.zero, count, *bounds).astype(op.out.dtype)
+    in_scale = tflite_kernels.average_pool_codes(
+        total + inside * op.x.codes.zero, count, op.x.codes.low, op.x.codes.high
+    )
+    made = rescale_table(op.x.codes, op.out)[in_scale.astype(op.x.codes.dtype).view(np.uint8)]
+    return np.clip(made, *bounds).astype(op.out.dtype)
+
+
+def _uncounted(op: Pool) -> Pool:
+    return Pool(op.kind, op.outputs, op.x, op.kernel, op.strides, op.pads, op.dilations, op.ceil_mode, False, op.auto_pad,
+                op.clamp, op.out)  # fmt: skip
+
+
+def mean(op: Mean, codes: Array, bounds: Bounds) -> Array:
+    """MEAN, which is also what a GlobalAveragePool becomes on the way to TFLite."""
+    axes, count = real.mean_axes(op, codes)
+    total = codes.sum(axis=axes, dtype=np.int64, keepdims=op.keepdims)
+    x, out = op.x.codes, op.out
+    return tflite_kernels.mean_codes(total, count, x.scale, x.zero, out.scale, out.zero, *bounds).astype(out.dtype)
+
+
+def softmax(op: Softmax, codes: Array) -> Array:
+    """SOFTMAX to its pinned output (scale 1/256, lowest code), then QUANTIZE where the model's output differs."""
+    rows = real.softmax_rows(op, codes)
+    made = tflite_softmax.softmax_codes(np.ascontiguousarray(rows), op.x.codes.scale).astype(op.x.codes.dtype)
+    pinned = Codes(1 / 256, op.x.codes.low, op.x.codes.signed)
+    if pinned != op.out:
+        made = rescale_table(pinned, op.out)[made.view(np.uint8)]
+    return real.softmax_back(op, made, codes.shape)
+
+
+def _float(codes: Codes) -> Array:
+    return tflite_kernels.dequantise(codes.all(), codes.scale, codes.zero)
+
+
+def _quantised(values: Array, out: Codes, bounds: Bounds) -> Array:
+    made = tflite_kernels.quantise_float(np.nan_to_num(values, posinf=1e9, neginf=-1e9), out.scale, out.zero, *bounds)
+    return made.astype(out.dtype)
