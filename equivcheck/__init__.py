@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from equivcheck.check import assert_equivalent, diff
     from equivcheck.errors import EquivcheckError, Inconclusive
+    from equivcheck.parts import split
     from equivcheck.result import Result
 
 __version__ = "0.1.0"
-__all__ = ["EquivcheckError", "Inconclusive", "Result", "__version__", "assert_equivalent", "diff"]
+__all__ = ["EquivcheckError", "Inconclusive", "Result", "__version__", "assert_equivalent", "diff", "split"]
 
 _HOMES = {
     "diff": "equivcheck.check",
     "assert_equivalent": "equivcheck.check",
+    "split": "equivcheck.parts",
     "Result": "equivcheck.result",
     "EquivcheckError": "equivcheck.errors",
     "Inconclusive": "equivcheck.errors",

@@ -20,7 +20,7 @@ import onnx
 from onnx import helper
 
 from equivcheck.engines.ort import OrtEngine
-from equivcheck.errors import EngineError, EngineRefused, OutputError, SelectorError
+from equivcheck.errors import EngineError, EngineRefused, InputError, OutputError, SelectorError
 from equivcheck.inputs import Sample, samples_from_python
 from equivcheck.models.graph import Array
 from equivcheck.models.onnx.cut import part
@@ -148,10 +148,17 @@ class _Proof:
         from equivcheck.check import input_specs
 
         self.model = model
-        sample: Sample = samples_from_python(inputs, input_specs(model.graph)).samples[0]
-        self.feeds = sample.arrays()
+        self.feeds: dict[str, Array] = {}
         self.whole: dict[str, Array] | None = None
         self.refused = ""
+        try:
+            sample: Sample = samples_from_python(inputs, input_specs(model.graph)).samples[0]
+        except InputError as error:
+            if inputs is not None:
+                raise
+            self.refused = f"not proved: {error}"
+            return
+        self.feeds = sample.arrays()
         ports = {port.name: None for port in model.proto.graph.input}
         outputs = [port.name for port in model.proto.graph.output]
         try:
@@ -214,8 +221,10 @@ def write(model: OnnxModel, found: Sequence[SplitPart], folder: str | os.PathLik
     `folder` is written whole or not at all; it must not exist, be empty, or hold an earlier split. Raises OutputError.
     """
     place = Path(folder)
-    if place.exists() and (not place.is_dir() or any(place.iterdir()) and not (place / "split.json").exists()):
-        raise OutputError(f"{place} exists and holds no earlier split", asked=str(place), hint="name a new or empty folder")
+    if place.exists() and (not place.is_dir() or (any(place.iterdir()) and not (place / "split.json").exists())):
+        raise OutputError(
+            f"{place} exists and holds no earlier split", asked=str(place), hint="name a new or empty folder"
+        )
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
@@ -262,7 +271,7 @@ def _write_part(model: OnnxModel, proto: onnx.ModelProto, folder: Path, relative
     path = folder / relative
     if model.external:
         proto = _copied(proto)
-        carry_external(proto, Path(model.path).parent, path.parent)
+        carry_external(proto, Path(model.path).parent, path.parent, prefix=f"{path.stem}.")
     path.write_bytes(proto.SerializeToString())
     constants = {tensor.name for tensor in proto.graph.initializer}
     return PartInfo(

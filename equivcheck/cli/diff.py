@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from equivcheck.cli.streams import progress_line
 
+if TYPE_CHECKING:
     from equivcheck.result import Result
 
 _EXIT = {"equivalent": 0, "different": 1, "inconclusive": 3}
@@ -113,7 +113,7 @@ def command(
     from equivcheck.models.onnx.load import load_model
     from equivcheck.tolerance import load_tolerance
 
-    progress = _progress()
+    progress = progress_line()
     reference_backend, candidate_backend = backend(reference), backend(candidate or DEFAULT_CANDIDATE)
     limits = load_tolerance(tolerance)
     loaded_model = load_model(model)
@@ -161,13 +161,6 @@ def _writable(json_to: str | None) -> None:
     from equivcheck.render.files import check_writable
 
     check_writable(Path(str(json_to)))
-
-
-def _progress() -> Callable[[str], None]:
-    """One line that is overwritten, on a terminal's stderr; nothing in a pipe or a log."""
-    if not sys.stderr.isatty():
-        return lambda text: None
-    return lambda text: print(f"\r\x1b[K{text[:98]}", end="", file=sys.stderr, flush=True)
 
 
 def _again() -> str:

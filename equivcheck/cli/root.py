@@ -8,6 +8,11 @@ import click
 
 _COMMANDS = {
     "diff": ("equivcheck.cli.diff", "Run a model on two backends and judge every step: the main job."),
+    "split": (
+        "equivcheck.cli.split",
+        "Cut a model in two at a node, and prove that both parts together are the model.",
+    ),
+    "inspect": ("equivcheck.cli.inspect", "What a model is made of: quantisation, operators, where to split it."),
     "backends": ("equivcheck.cli.backends", "What can run here, and what its arithmetic is proved against."),
 }
 

@@ -103,23 +103,28 @@ def _checked(folder: Path, place: Range, tensor: str) -> Path:
     return path
 
 
-def carry_external(part: onnx.ModelProto, source: Path, target: Path) -> None:
+def carry_external(part: onnx.ModelProto, source: Path, target: Path, prefix: str = "") -> None:
     """Bring the external data that `part` needs from folder `source` to folder `target`, and point `part` at it.
 
-    A file whose every byte is needed is hard-linked where the file system allows that; of others only the needed ranges
-    are copied, and holes stay holes. Raises ModelError, OutputError.
+    Files get `prefix` before their name, so that several parts can share a folder. A file whose every byte is needed is
+    hard-linked where the file system allows that; of others only the needed ranges are copied, and holes stay holes.
+    Raises ModelError, OutputError.
     """
     by_file: dict[str, list[onnx.TensorProto]] = defaultdict(list)
     for tensor in external_tensors(part):
         by_file[range_of(tensor).location].append(tensor)
     for location, tensors in by_file.items():
         origin = _checked(source, range_of(tensors[0]), tensors[0].name)
-        place = target / location
+        moved = str(Path(location).with_name(prefix + Path(location).name))
+        place = target / moved
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             if _covers(tensors, origin.stat().st_size) and _linked(origin, place):
+                for tensor in tensors:
+                    found = range_of(tensor)
+                    _point(tensor, moved, found.offset, found.length)
                 continue
-            _copy_ranges(tensors, origin, place)
+            _copy_ranges(tensors, origin, place, moved)
         except OSError as error:
             raise OutputError(f"cannot write {place}: {error.strerror}", asked=str(place)) from error
 
@@ -144,7 +149,7 @@ def _linked(origin: Path, place: Path) -> bool:
     return True
 
 
-def _copy_ranges(tensors: Iterable[onnx.TensorProto], origin: Path, place: Path) -> None:
+def _copy_ranges(tensors: Iterable[onnx.TensorProto], origin: Path, place: Path, moved: str) -> None:
     written: dict[tuple[int, int], int] = {}
     with origin.open("rb") as source, place.open("wb") as target:
         size = os.fstat(source.fileno()).st_size
@@ -162,7 +167,7 @@ def _copy_ranges(tensors: Iterable[onnx.TensorProto], origin: Path, place: Path)
                 written[key] = start = -(-end // _ALIGNMENT) * _ALIGNMENT
                 _copy_range(source.fileno(), target.fileno(), found.offset, start, length)
                 end = start + length
-            _point(tensor, found.location, written[key], length)
+            _point(tensor, moved, written[key], length)
         target.truncate(end)
 
 
@@ -185,7 +190,8 @@ def _copy_range(source: int, target: int, offset: int, start: int, length: int) 
             at += len(content)
 
 
-def _point(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
+def _point(tensor: onnx.TensorProto, location: str, offset: int, length: int | None) -> None:
     del tensor.external_data[:]
-    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
-        tensor.external_data.append(onnx.StringStringEntryProto(key=key, value=value))
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
+        if value is not None:
+            tensor.external_data.append(onnx.StringStringEntryProto(key=key, value=str(value)))

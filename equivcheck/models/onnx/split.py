@@ -49,7 +49,8 @@ class Cut:
 @dataclass(frozen=True, eq=False)
 class Parts:
     """The two models of a cut; `tail` is None where nothing is left to compute. `exchanged` maps a boundary tensor to its
-    own type, where it is handed over in a wider one."""
+    own type, where it is handed over in a wider one.
+    """
 
     cut: Cut
     head: onnx.ModelProto
@@ -60,7 +61,7 @@ class Parts:
 def find_cut(model: OnnxModel, point: Selected, place: Place) -> Cut:
     """Decide which nodes belong to the head and to the tail of a cut at `point`, and what crosses."""
     proto = model.proto
-    frontier = point.before if place == "before" and point.node is not None else point.after
+    frontier = _frontier(point, place)
     constants = _constant_nodes(proto)
     head = needed(proto, frontier, ())
     made = {out for k in head if k not in constants for out in proto.graph.node[k].output if out}
@@ -80,6 +81,13 @@ def find_cut(model: OnnxModel, point: Selected, place: Place) -> Cut:
         tail_nodes=tuple(tail),
         notes=tuple(_notes(proto, point, frontier, made, read, tail)),
     )
+
+
+def _frontier(point: Selected, place: Place) -> tuple[str, ...]:
+    """The values that a cut is at; before a node that reads nothing but constants, those constants."""
+    if place == "after" or point.node is None:
+        return point.after
+    return point.before or tuple(dict.fromkeys(name for name in point.node.inputs if name)) or point.after
 
 
 def _reads(node: onnx.NodeProto) -> list[str]:
@@ -126,16 +134,16 @@ def build_parts(model: OnnxModel, cut: Cut, oracle: TypeOracle) -> Parts:
     """Build head and tail. `oracle` gives the types of a model's outputs, for what shape inference does not know."""
     proto = model.proto
     types = _port_types(proto, [*cut.head_outputs, *cut.tail_outputs], oracle)
-    inputs = {name: None for name in model.graph.inputs}
+    inputs = dict.fromkeys(model.graph.inputs)
     head = part(proto, inputs=inputs, outputs=cut.head_outputs)
     _type_outputs(head, types)
     tail = None
-    if cut.tail_nodes or cut.tail_outputs and cut.boundary:
+    if cut.tail_nodes or (cut.tail_outputs and cut.boundary):
         declared = onnx.ModelProto()
         declared.CopyFrom(proto)
         known = {port.name for port in [*declared.graph.value_info, *declared.graph.output, *declared.graph.input]}
         declared.graph.value_info.extend(types[name] for name in cut.boundary if name not in known and name in types)
-        tail = part(declared, inputs=inputs | {name: None for name in cut.boundary}, outputs=cut.tail_outputs)
+        tail = part(declared, inputs=inputs | dict.fromkeys(cut.boundary), outputs=cut.tail_outputs)
         _type_outputs(tail, types)
     exotic = {name: types[name] for name in cut.head_outputs if _element(types.get(name)) in _EXCHANGE}
     for name, port in exotic.items():
@@ -150,7 +158,9 @@ def _element(port: onnx.ValueInfoProto | None) -> int:
 
 
 def _port_types(proto: onnx.ModelProto, names: Iterable[str], oracle: TypeOracle) -> dict[str, onnx.ValueInfoProto]:
-    known = {port.name: port for port in [*proto.graph.value_info, *proto.graph.output, *proto.graph.input] if _typed(port)}
+    known = {
+        port.name: port for port in [*proto.graph.value_info, *proto.graph.output, *proto.graph.input] if _typed(port)
+    }
     missing = [name for name in dict.fromkeys(names) if name not in known]
     if missing:
         known |= _inferred(proto)

@@ -1,0 +1,178 @@
+"""What a model is made of: ports, operators, quantisation, weights, and where it is worth splitting it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+
+from equivcheck.models.graph import Graph, Quantisation, Step
+from equivcheck.models.onnx.external import external_bytes, range_of
+from equivcheck.models.onnx.load import OnnxModel, dtype_name
+from equivcheck.models.onnx.rewrite import TWINS
+
+SCHEMA = "equivcheck-inspect/1"
+_SUGGESTED = 8
+# Operators at which models are cut by hand most often: an NPU lacks them, or they end what it is good at.
+_WORTH_TRYING = (
+    "GlobalAveragePool AveragePool ReduceMean Resize Softmax Sigmoid HardSigmoid HardSwish LayerNormalization Concat Split "
+    "ArgMax TopK NonMaxSuppression MatMul Gemm"
+).split()
+_BITS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8, "int16": 16, "uint16": 16, "int32": 32}
+
+
+class Port(msgspec.Struct, frozen=True):
+    name: str
+    dtype: str | None
+    shape: list[int | str | None] | None
+    scale: float | None = None
+    zero_point: int | None = None
+
+
+class Scheme(msgspec.Struct, frozen=True):
+    """How it is quantised. `activations` and `weights` count values by kind ("int8 per tensor", "int8 per channel")."""
+
+    form: str
+    activations: dict[str, int]
+    weights: dict[str, int]
+    not_quantised: list[str]
+
+
+class Suggestion(msgspec.Struct, frozen=True):
+    """A selector that works for --split-at, what it selects, and the step it is at."""
+
+    selector: str
+    op_type: str
+    count: int
+    step: int
+
+
+class Description(msgspec.Struct, frozen=True):
+    schema: str
+    path: str
+    sha256: str
+    ir_version: int
+    opsets: dict[str, int]
+    producer: str
+    nodes: int
+    steps: int
+    inputs: list[Port]
+    outputs: list[Port]
+    ops: dict[str, int]
+    functions: list[str]
+    scheme: Scheme
+    parameters: int
+    weight_bytes: int
+    external_bytes: int
+    split_points: list[Suggestion]
+
+    def to_json(self) -> bytes:
+        """Return the description as JSON (UTF-8), indented by two."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+
+
+def describe(model: OnnxModel) -> Description:
+    """Return what `model` is made of. Reads no weights but scales and zero points."""
+    graph, proto = model.graph, model.proto
+    weights = list(proto.graph.initializer)
+    return Description(
+        schema=SCHEMA,
+        path=model.path,
+        sha256=model.sha256,
+        ir_version=proto.ir_version,
+        opsets=model.opsets,
+        producer=f"{proto.producer_name} {proto.producer_version}".strip(),
+        nodes=len(proto.graph.node),
+        steps=len(graph.steps),
+        inputs=[_port(graph, name) for name in graph.inputs],
+        outputs=[_port(graph, name) for name in graph.outputs],
+        ops=dict(Counter(_full_name(n.domain, n.op_type) for n in graph.originals).most_common()),
+        functions=[function.name for function in proto.functions],
+        scheme=_scheme(model),
+        parameters=sum(int(np.prod(t.dims)) for t in weights),
+        weight_bytes=sum(_bytes(t.data_type, int(np.prod(t.dims))) for t in weights),
+        external_bytes=external_bytes(proto) if any(range_of(t).location for t in weights) else 0,
+        split_points=_suggestions(graph),
+    )
+
+
+def _full_name(domain: str, op_type: str) -> str:
+    return f"{domain}::{op_type}" if domain else op_type
+
+
+def _port(graph: Graph, name: str) -> Port:
+    value = graph.values.get(name)
+    stored = graph.store(name) or name
+    found = graph.quantisation.get(stored)
+    simple = found is not None and not found.per_channel
+    return Port(
+        name=name,
+        dtype=value.dtype if value else None,
+        shape=list(value.shape) if value is not None and value.shape is not None else None,
+        scale=float(found.scale.ravel()[0]) if simple and found is not None else None,
+        zero_point=int(found.zero_point.ravel()[0]) if simple and found is not None else None,
+    )
+
+
+def _bytes(element: int, count: int) -> int:
+    name = dtype_name(element)
+    bits = _BITS.get(name) or (16 if "16" in name else 8 if "8" in name else 64 if "64" in name else 32)
+    return count * bits // 8
+
+
+def _scheme(model: OnnxModel) -> Scheme:
+    graph = model.graph
+    activations = Counter(_kind(graph, q, name) for name in graph.stored if (q := graph.quantisation.get(name)))
+    return Scheme(
+        form=_form(model, bool(activations)),
+        activations=dict(activations.most_common()),
+        weights=dict(Counter(_weights(graph)).most_common()),
+        not_quantised=[
+            f"#{s.id} {s.op_type}" for s in graph.steps if not any(out in graph.quantisation for out in s.outputs)
+        ],
+    )
+
+
+def _form(model: OnnxModel, quantised: bool) -> str:
+    twins = any(node.op_type in TWINS for node in model.graph.originals)
+    pairs = sum(node.op_type == "DequantizeLinear" for node in model.graph.originals) > len(model.graph.outputs)
+    if twins:
+        return "QOperator and QDQ mixed" if pairs else "QOperator"
+    return "QDQ" if quantised else "not quantised"
+
+
+def _kind(graph: Graph, quantisation: Quantisation, name: str) -> str:
+    value = graph.values.get(name)
+    dtype = value.dtype if value is not None and value.dtype in _BITS else str(quantisation.dtype)
+    return f"{dtype} per {'channel' if quantisation.per_channel else 'tensor'}"
+
+
+def _weights(graph: Graph) -> Iterable[str]:
+    """Kinds of the constants that a DequantizeLinear turns into weights or biases."""
+    for node in graph.nodes:
+        if node.op_type == "DequantizeLinear" and node.inputs[0] in graph.constant_values:
+            found = graph.parameters(node)
+            if found is not None:
+                blocked = found.scale.ndim > 1
+                kind = _kind(graph, found, node.inputs[0])
+                yield f"{kind.split(' per ')[0]} per block" if blocked else kind
+
+
+def _suggestions(graph: Graph) -> list[Suggestion]:
+    """The operators worth splitting at, most telling first, and the last linear one."""
+    by_op: dict[str, list[Step]] = {}
+    for step in graph.steps:
+        name = graph.main_node(step).op_type
+        by_op.setdefault(TWINS.get(name, name), []).append(step)
+    found = [
+        Suggestion(op if len(steps) == 1 else f"{op}#1", op, len(steps), steps[0].id)
+        for op in _WORTH_TRYING
+        if (steps := by_op.get(op))
+    ]
+    linear = [step for op in ("Conv", "Gemm", "MatMul") for step in by_op.get(op, [])]
+    if linear:
+        last = max(linear, key=lambda step: step.id)
+        found.append(Suggestion(f"#{last.id}", last.op_type, 1, last.id))
+    return found[:_SUGGESTED]
