@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
+
 from builder import Qdq
 
 Grow = Callable[["RandomModel"], "str | None"]

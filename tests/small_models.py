@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
-from builder import Qdq
 from onnx import TensorProto, helper
+
+from builder import Qdq
 
 Factory = Callable[[], Qdq]
 Trap = Callable[[Factory], onnx.ModelProto]
@@ -660,7 +661,7 @@ def slices_of_one_value_with_one_scale(new: Factory) -> onnx.ModelProto:
     parts = []
     for k in range(3):
         bounds = [m.constant(np.array([v], np.int64)) for v in (4 * k, 4 * k + 4, 1)]
-        s = m.op("Slice", [m.dq(q) if k else m.dq(q), *bounds])
+        s = m.op("Slice", [m.dq(q), *bounds])
         m.channels[s] = 4
         parts.append(m.dq(m.q(s, 0, zero_of(m), like=q)))
         m.channels[parts[-1]] = 4
