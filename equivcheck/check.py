@@ -6,7 +6,7 @@ It prints nothing and parses nothing. One sample at a time: what stays in memory
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +20,9 @@ from equivcheck.errors import EngineError, Inconclusive, InputError, ModelError
 from equivcheck.inputs import InputSpec, Sample, samples_from_python
 from equivcheck.judge import KINDS, Case, Evidence, Kind, SideEvidence, judge, step_limit
 from equivcheck.metrics import Grid, StepTally, Tally, step_tally, tally
-from equivcheck.models.graph import Array, Graph, Quantisation, Step
+from equivcheck.models.graph import Array, Graph, Quantisation
 from equivcheck.models.onnx.cut import codes_of
-from equivcheck.models.onnx.isolate import Isolated, isolate, real_in_codes, spec_of
+from equivcheck.models.onnx.isolate import isolate, real_in_codes, spec_of
 from equivcheck.models.onnx.load import OnnxModel, load_model
 from equivcheck.models.onnx.rewrite import TWINS
 from equivcheck.models.select import select
@@ -31,6 +31,7 @@ from equivcheck.recording import Parameters, Recording, save
 from equivcheck.referee import ExactReferee, float32_bound, float_value_bound
 from equivcheck.result import FeedInfo, Model, Observation, Result, SampleInfo, Side, ValueInfo
 from equivcheck.tolerance import Tolerance, load_tolerance
+from equivcheck.truth import StepResults
 
 if TYPE_CHECKING:
     import os
@@ -276,10 +277,12 @@ class _Run:
         ref_values = self._usable(ref, set())
         cand_values = self._usable(cand, {*self.incomparable, *self.parameters_differ})
         truth = self._truth(self.reference, ref_values, {})
-        local["reference"], bounds["reference"] = truth.weigh(ref_values, ref_values, self.plan.rows, ref.off_grid)
+        local["reference"], bounds["reference"] = truth.weigh(ref_values, ref, self.plan.rows, own_model=True)
         reals = truth.results
         truth = self._truth(self.candidate, cand_values, self.parameters_differ)
-        local["candidate"], bounds["candidate"] = truth.weigh(cand_values, cand_values, self.plan.rows, cand.off_grid)
+        local["candidate"], bounds["candidate"] = truth.weigh(
+            cand_values, cand, self.plan.rows, own_model=self.candidate.model is self.model
+        )
         if self._wants_second_opinion():
             self._second_opinion(local, bounds, ref_values, reals)
         return Evidence(sample_info(sample), self._accumulated(ref, cand), local, bounds)
@@ -339,7 +342,7 @@ class _Run:
             local["fed"], bounds["fed"] = truth.weigh_against(reals, got, ref_values, self.plan.rows)
             if self.stressed is None:
                 codes = _random_codes(self.graph, ref_values)
-                stress_reals = truth.evaluate(codes)
+                stress_reals = truth.steps.evaluate(codes)
                 self.stressed = truth.weigh_against(stress_reals, self.second.run(codes), codes, self.plan.rows)
                 local["stress"], bounds["stress"] = self.stressed
         except EngineError as error:
@@ -417,41 +420,25 @@ class _Truth:
         self.merged = {
             name: missing for name, missing in merged(self.graph, specs).items() if not unusable.intersection(missing)
         }
-        self.isolated = isolate(model, self._cuts(), form="real", steps=self._steps())
-        self._engine: OrtEngine | None = None
-        self._noisy: tuple[Isolated, OrtEngine] | None = None
-        self.results: dict[str, Array] = {}
+        made = [s for s in self.graph.steps if any(out in self.merged for out in s.outputs)]
+        self.steps = StepResults(model, self.specs, made)
+        self._noisy: StepResults | None = None
+        self.results: Mapping[str, Array] = {}
         self.envelopes: dict[str, float] = {}
 
-    def _cuts(self) -> dict[str, Any]:
-        return self.specs
-
-    def _steps(self) -> Iterable[Step]:
-        return [s for s in self.graph.steps if any(out in self.merged for out in s.outputs)]
-
-    def evaluate(self, values: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the float result of every step on `values`, by stored value; not yet in codes."""
-        got: Mapping[str, Array] = {}
-        if self.isolated.outputs:
-            if self._engine is None:
-                self._engine = OrtEngine()
-                self._engine.load(self.isolated.proto.SerializeToString(), {"optimization": "disable"})
-            got = self._engine.run(self.isolated.feed(values))
-        results = {name: got[shown] for name, shown in self.isolated.outputs.items()}
-        return results | {name: values[source] for name, source in self.isolated.passthrough.items()}
-
     def weigh(
-        self,
-        values: Mapping[str, Array],
-        stored: Mapping[str, Array],
-        rows: Sequence[str],
-        off_grid: Mapping[str, float],
+        self, values: Mapping[str, Array], recording: Recording, rows: Sequence[str], *, own_model: bool
     ) -> tuple[dict[str, StepTally], dict[str, float]]:
-        """Measure `stored` against the real values on `values`; returns (tallies, float bounds) by stored value."""
-        self.results = self.evaluate(values)
+        """Measure stored `values` of a recording against the real values of their steps on those values.
+
+        Returns (tallies, float bounds) by stored value. Results that a recording of this very model brings along are used.
+        """
+        known = recording.results if own_model else None
+        whole = known is not None and self.merged.keys() <= known.keys() and values.keys() == recording.values.keys()
+        self.results = known if known is not None and whole else self.steps.evaluate(values)
         self.envelopes = self._envelopes(values) if any(self.merged.values()) else {}
-        tallies, bounds = self.weigh_against(self.results, stored, values, rows)
-        return {n: replace(t, off_grid=off_grid.get(n, 0.0)) for n, t in tallies.items()}, bounds
+        tallies, bounds = self.weigh_against(self.results, values, values, rows)
+        return {n: replace(t, off_grid=recording.off_grid.get(n, 0.0)) for n, t in tallies.items()}, bounds
 
     def weigh_against(
         self,
@@ -511,18 +498,14 @@ class _Truth:
         missing = {m for names in self.merged.values() for m in names}
         chosen = [n for n, names in self.merged.items() if names]
         if self._noisy is None:
-            steps = [s for s in self.graph.steps if any(out in chosen for out in s.outputs)]
-            isolated = isolate(self.model, self._cuts(), form="real", steps=steps, noise=missing)
-            engine = OrtEngine()
-            engine.load(isolated.proto.SerializeToString(), {"optimization": "disable"})
-            self._noisy = isolated, engine
-        isolated, engine = self._noisy
+            merged_steps = [s for s in self.graph.steps if any(out in chosen for out in s.outputs)]
+            self._noisy = StepResults(self.model, self.specs, merged_steps, noise=missing)
         found = dict.fromkeys(chosen, 0.0)
         for _ in range(_ENVELOPE_RUNS):
-            got = engine.run(isolated.feed(values))
+            got = self._noisy.evaluate(values)
             for name in chosen:
-                if name in isolated.outputs and name in self.graph.quantisation:
-                    found[name] = max(found[name], self._moved(name, got[isolated.outputs[name]]))
+                if name in got and name in self.graph.quantisation:
+                    found[name] = max(found[name], self._moved(name, got[name]))
         return found
 
     def _moved(self, name: str, result: Array) -> float:

@@ -41,8 +41,9 @@ class Recording:
     """The values of one run on one sample.
 
     `values` are stored values by name (codes for quantised ones), graph inputs included; `how` says how each was seen;
-    `absent` and `failed` give the reason for those that are not there; `outputs` are the model's outputs as the
-    untouched engine gave them; `off_grid` is the largest distance from the grid, in steps, of a value read as float.
+    `absent` and `failed` give the reason for those that are not there; `outputs` are the model's outputs as the untouched
+    engine gave them; `off_grid` is the largest distance from the grid, in steps, of a value read as float; `results` are
+    the float results of its own model's steps on these values, where the backend had to evaluate them anyway.
     """
 
     sample: str
@@ -54,6 +55,7 @@ class Recording:
     off_grid: Mapping[str, float] = field(default_factory=dict)
     quantisation: Mapping[str, Parameters] = field(default_factory=dict)
     disturbed: bool | None = None
+    results: Mapping[str, Array] | None = None
 
 
 class _SavedValue(msgspec.Struct, frozen=True):
@@ -82,6 +84,7 @@ class _Manifest(msgspec.Struct, frozen=True):
     values: list[_SavedValue]
     absent: dict[str, str]
     versions: dict[str, str]
+    outputs: list[str] = []
 
 
 def save(
@@ -138,12 +141,13 @@ def _write(
         for name, array in recording.values.items():
             key = key_of(name)
             values.setdefault(name, _saved_value(name, key, array, recording))
-            tensors[key] = np.ascontiguousarray(array)
-        tensors |= {f"output/{key_of(name)}": np.ascontiguousarray(array) for name, array in recording.outputs.items()}
+            tensors[key] = np.asarray(array, order="C")
+        tensors |= {f"output/{key_of(name)}": np.asarray(array, order="C") for name, array in recording.outputs.items()}
         save_file(tensors, scratch / file)
         saved.append(_SavedSample(sample.id, sample.feeds, file))
         absent |= {**recording.absent, **recording.failed}
-    manifest = _Manifest(SCHEMA, model, side, saved, list(values.values()), absent, dict(versions))
+    outputs = list(dict.fromkeys(name for recording in recordings for name in recording.outputs))
+    manifest = _Manifest(SCHEMA, model, side, saved, list(values.values()), absent, dict(versions), outputs)
     (scratch / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
 
 
@@ -210,11 +214,8 @@ def _recording(
     sample: str, tensors: Mapping[str, Array], names: Mapping[str, _SavedValue], manifest: _Manifest
 ) -> Recording:
     values = {names[key].name: array for key, array in tensors.items() if key in names}
-    by_key = {key_of(value.name): value.name for value in manifest.values}
     outputs = {
-        by_key[key.removeprefix("output/")]: array
-        for key, array in tensors.items()
-        if key.startswith("output/") and key.removeprefix("output/") in by_key
+        name: tensors[f"output/{key_of(name)}"] for name in manifest.outputs if f"output/{key_of(name)}" in tensors
     }
     quantisation = {
         value.name: Parameters(

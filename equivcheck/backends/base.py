@@ -8,6 +8,7 @@ not get, with the reason. It raises `EngineError` where the engine failed; a use
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -87,9 +88,11 @@ class Backend(abc.ABC):
             )
         if option.kind in (int, float):
             try:
-                option.kind(value)
+                number = option.kind(value)
             except ValueError:
                 raise UnknownOption(f"backend '{self.name}': {key}={value} is not a number", asked=value) from None
+            if not 0 < number < math.inf:
+                raise UnknownOption(f"backend '{self.name}': {key}={value} must be positive", asked=value)
 
     @classmethod
     def unavailable(cls) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -12,12 +13,13 @@ from equivcheck.backends.base import Backend, Option, Runner, Session
 from equivcheck.backends.ort import QLINEAR_SOFTMAX, parameters
 from equivcheck.backends.spec import Spec
 from equivcheck.engines.ort import OrtEngine
-from equivcheck.errors import EngineRefused
+from equivcheck.errors import EngineRefused, SpecError
 from equivcheck.models.graph import Array, Graph, Step
 from equivcheck.models.onnx.isolate import isolate, spec_of
 from equivcheck.models.onnx.load import OnnxModel
 from equivcheck.recording import Recording
 from equivcheck.result import Crossing, Observation, Placement, Side
+from equivcheck.vnpu.faults import KINDS, Fault
 from equivcheck.vnpu.profiles import load_profile, profile_names
 from equivcheck.vnpu.program import Program, compile_program
 from equivcheck.vnpu.targets import load_target, target_names
@@ -33,19 +35,32 @@ class VnpuBackend(Backend):
     options = {  # noqa: RUF012  # a constant
         "profile": Option("whose arithmetic", profile_names(), "tflite-reference"),
         "target": Option("which operators run on the NPU; the rest runs on the CPU", target_names(), "warboy"),
+        "fault": Option("a mistake planted in one step, to see whether it is found", tuple(KINDS)),
+        "at": Option("the step of the fault: #N, or a value it stores; without it a seeded choice"),
+        "seed": Option("seed of what the fault picks (a channel, a side, a step)", kind=int),
     }
 
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec)
         self.profile = load_profile(self.chosen["profile"])
         self.target = load_target(self.chosen["target"])
+        self.fault = self._fault()
+        self._planted_at: str | None = None
+
+    def _fault(self) -> Fault | None:
+        if "fault" not in self.chosen:
+            stray = next((key for key in ("at", "seed") if key in self.chosen), None)
+            if stray is not None:
+                raise SpecError(f"{self.spec}: {stray}= says nothing without fault=", hint=f"kinds: {', '.join(KINDS)}")
+            return None
+        return Fault(self.chosen["fault"], self.chosen.get("at", ""), int(self.chosen.get("seed", "0")))
 
     def open(self, model: OnnxModel) -> Session:
         return _VnpuSession(self, model)
 
     def deploy(self, proto: onnx.ModelProto) -> Runner:
         model = OnnxModel("isolated", "", proto)
-        program = self.compile(model)
+        program = self.compile(model, self._fault_of_isolated(model))
 
         def run(feeds: Mapping[str, Array]) -> dict[str, Array]:
             values = program.run(feeds)
@@ -57,9 +72,25 @@ class VnpuBackend(Backend):
         """The `ort` profile reproduces QLinearSoftmax, whose own declaration it shares."""
         return {"Softmax": QLINEAR_SOFTMAX} if self.profile.name == "ort" else {}
 
-    def compile(self, model: OnnxModel) -> Program:
-        """Compile `model` for this profile and target; steps that do not run on the NPU fall back to ONNX Runtime."""
-        return compile_program(model.graph, profile=self.profile, target=self.target, fallback=CpuFallback(model))
+    def compile(self, model: OnnxModel, fault: Fault | None = None) -> Program:
+        """Compile `model` for this profile and target; steps that do not run on the NPU fall back to ONNX Runtime.
+
+        Raises UnknownOption where `fault` cannot be planted in it.
+        """
+        return compile_program(
+            model.graph, profile=self.profile, target=self.target, fallback=CpuFallback(model), fault=fault
+        )
+
+    def planted(self, program: Program) -> None:
+        """Remember which value the faulty step stores: the isolated model has the fault there too."""
+        if program.planted is not None:
+            self._planted_at = program.planted.step.outputs[0]
+
+    def _fault_of_isolated(self, isolated: OnnxModel) -> Fault | None:
+        """The same fault at the step that stores the same value; None where that is not a step of its own there."""
+        if self.fault is None or self._planted_at not in isolated.graph.step_of_value:
+            return None
+        return replace(self.fault, at=self._planted_at or "")
 
     @classmethod
     def proofs(cls) -> list[str]:
@@ -81,9 +112,7 @@ class CpuFallback:
     def __call__(self, step: Step, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return the stored values that `step` makes from the stored values `inputs`."""
         cuts = {name: spec_of(array) for name, array in inputs.items()}
-        isolated = isolate(
-            self.model, {**cuts, **{out: spec_of(np.empty(0)) for out in step.outputs}}, form="codes", steps=[step]
-        )
+        isolated = isolate(self.model, cuts, form="codes", steps=[step], wanted=step.outputs)
         key = (step.id, tuple(array.shape for array in inputs.values()))
         try:
             if key not in self._engines:
@@ -121,7 +150,8 @@ class _VnpuSession(Session):
         started = time.perf_counter()
         self.backend = backend
         self.model = model
-        self.program = backend.compile(model)
+        self.program = backend.compile(model, backend.fault)
+        backend.planted(self.program)
         self.timings = {"load": time.perf_counter() - started}
         self.shapes: dict[str, int] = {}
 
@@ -159,7 +189,7 @@ class _VnpuSession(Session):
                 )
                 for c in self.program.crossings
             ],
-            notes=[NOT_YOUR_BOARD],
+            notes=[NOT_YOUR_BOARD, *([planted.text] if (planted := self.program.planted) is not None else [])],
             timings_s={key: round(value, 6) for key, value in self.timings.items()},
         )
 

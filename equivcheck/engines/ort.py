@@ -52,7 +52,10 @@ class OrtEngine:
                 return file.read()
 
     def load(self, model: Union[bytes, str], options: Mapping[str, Any]) -> Dict[str, List[Port]]:
-        """Create the session from a serialised model, or from a path where it has external data; return `{"inputs": [(name, type, shape)], "outputs": [...]}`."""
+        """Create the session from a serialised model, or from a path where it has external data.
+
+        Returns `{"inputs": [(name, type, shape)], "outputs": [...]}`.
+        """
         self._session = None
         self._session = _session(model, _session_options(options), options)
         return {

@@ -11,6 +11,7 @@ Nothing here knows ONNX or TFLite; a loader fills `Value` and `Node`, and `Graph
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -178,6 +179,18 @@ class Graph:
                 known.update(out for out in node.outputs if out)
         return frozenset(known)
 
+    @cached_property
+    def live(self) -> frozenset[int]:
+        """Indices of the nodes that some graph output depends on."""
+        found: set[int] = set()
+        pending = list(self.outputs)
+        while pending:
+            node = self.producer.get(pending.pop())
+            if node is not None and node.index not in found:
+                found.add(node.index)
+                pending += self.reads(node)
+        return frozenset(found)
+
     # -- quantisation --------------------------------------------------------------------------------------------------
 
     def parameters(self, node: Node) -> Quantisation | None:
@@ -310,46 +323,69 @@ class Graph:
 
 
 class _Steps:
-    """Groups nodes into steps; see the module's docstring for what a step is."""
+    """Groups nodes into steps; see the module's docstring for what a step is.
+
+    Two nodes are joined only while no path leaves their group and comes back: a float that is read on the other side of a
+    Q (the residual skip of a TensorRT export) stays a stored value of its own, and steps never wait for each other.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.parent: dict[int, int] = {}
+        self.members: dict[int, list[Node]] = {}
+        self.group: dict[int, int] = {}
 
     def build(self) -> tuple[Step, ...]:
         graph = self.graph
-        live = [node for node in graph.nodes if not self._constant(node) and not self._plain_dq(node)]
-        self.parent = {node.index: node.index for node in live}
+        live = [node for node in graph.nodes if self._works(node)]
+        self.members = {node.index: [node] for node in live}
+        self.group = {node.index: node.index for node in live}
         fusable = self._between_dq_and_q(live)
         for node in live:
             for name in graph.reads(node):
                 source = graph.producer.get(name)
-                if source is None or source.index not in self.parent:
-                    continue
-                joins_q = (
-                    node.op_type in QUANTIZE and source.op_type not in QUANTIZE and graph.parameters(node) is not None
-                )
-                if (joins_q and self._float(name)) or (
-                    source.index in fusable and node.index in fusable and self._float(name)
-                ):
+                if source is not None and source.index in self.group and self._belong(source, node, name, fusable):
                     self._join(source.index, node.index)
-        groups: dict[int, list[Node]] = defaultdict(list)
-        for node in live:
-            groups[self._root(node.index)].append(node)
-        ordered = sorted(groups.values(), key=lambda nodes: nodes[-1].index)
-        steps: list[Step] = []
-        for nodes in ordered:
-            step = self._step(len(steps) + 1, nodes)
-            if step.outputs:  # else dead: nothing reads what it makes
-                steps.append(step)
-        return tuple(steps)
+        groups = self._ordered([nodes for _, nodes in sorted(self.members.items())])
+        return tuple(self._step(number, nodes) for number, nodes in enumerate(groups, 1))
 
-    def _constant(self, node: Node) -> bool:
-        return all(out in self.graph.constant_values for out in node.outputs if out)
+    def _works(self, node: Node) -> bool:
+        """Whether a node is work of a step: not constant, not an alias (DQ), and not dead."""
+        graph = self.graph
+        if node.index not in graph.live or all(out in graph.constant_values for out in node.outputs if out):
+            return False
+        return not (node.op_type in DEQUANTIZE and node.outputs[0] in graph.alias_of)
 
-    def _plain_dq(self, node: Node) -> bool:
-        """A DQ of a stored value is an alias, never work of its own; its readers take it along."""
-        return node.op_type in DEQUANTIZE and node.outputs[0] in self.graph.alias_of
+    def _belong(self, source: Node, node: Node, name: str, fusable: set[int]) -> bool:
+        if not self._float(name):
+            return False
+        if node.op_type in QUANTIZE and source.op_type not in QUANTIZE and self.graph.parameters(node) is not None:
+            return not self._leaves_and_returns(source.index, node.index)
+        both = source.index in fusable and node.index in fusable
+        return both and not self._leaves_and_returns(source.index, node.index)
+
+    def _leaves_and_returns(self, one: int, other: int) -> bool:
+        """Is there a path from one of the two groups to one of them through a node of neither?"""
+        inside = {n.index for root in {self.group[one], self.group[other]} for n in self.members[root]}
+        last = max(inside)
+        pending = [
+            reader.index
+            for index in inside
+            for out in self.graph.nodes[index].outputs
+            for reader in self.graph.consumers.get(out, ())
+            if reader.index not in inside
+        ]
+        seen: set[int] = set()
+        while pending:
+            index = pending.pop()
+            if index in seen or index > last:
+                continue
+            seen.add(index)
+            for out in self.graph.nodes[index].outputs:
+                for reader in self.graph.consumers.get(out, ()):
+                    if reader.index in inside:
+                        return True
+                    pending.append(reader.index)
+        return False
 
     def _float(self, name: str) -> bool:
         value = self.graph.values.get(name)
@@ -357,43 +393,65 @@ class _Steps:
 
     def _between_dq_and_q(self, live: Sequence[Node]) -> set[int]:
         """Indices of float nodes that are fed by DQs and constants only and whose every float result ends in a Q."""
-        graph = self.graph
         fed: dict[int, bool] = {}
         for node in live:
-            if node.op_type in QUANTIZE:
-                continue
-            fed[node.index] = all(
-                name in graph.constant_values
-                or (
-                    name in graph.alias_of
-                    and graph.producer.get(name) is not None
-                    and graph.producer[name].op_type in DEQUANTIZE
-                )
-                or ((source := graph.producer.get(name)) is not None and fed.get(source.index, False))
-                for name in graph.reads(node)
-            ) and any(name not in graph.constant_values for name in graph.reads(node))
+            if node.op_type not in QUANTIZE:
+                reads = self.graph.reads(node)
+                moving = any(name not in self.graph.constant_values for name in reads)
+                fed[node.index] = moving and all(self._from_dq(name, fed) for name in reads)
         ends: dict[int, bool] = {}
-        outputs = set(graph.outputs)
         for node in reversed(live):
-            if node.op_type in QUANTIZE:
-                continue
-            results = [out for out in node.outputs if out and graph.consumers.get(out)]
-            ends[node.index] = bool(results) and all(
-                out not in outputs
-                and all(c.op_type in QUANTIZE or ends.get(c.index, False) for c in graph.consumers[out])
-                for out in results
-            )
-        return {index for index, is_fed in fed.items() if is_fed and ends.get(index, False)}
+            if node.op_type not in QUANTIZE:
+                results = [out for out in node.outputs if out and self.graph.consumers.get(out)]
+                ends[node.index] = bool(results) and all(self._into_q(out, ends) for out in results)
+        return {index for index, is_fed in fed.items() if is_fed and ends[index]}
 
-    def _root(self, index: int) -> int:
-        while self.parent[index] != index:
-            self.parent[index] = self.parent[self.parent[index]]
-            index = self.parent[index]
-        return index
+    def _from_dq(self, name: str, fed: Mapping[int, bool]) -> bool:
+        source = self.graph.producer.get(name)
+        if name in self.graph.constant_values:
+            return True
+        if source is None:
+            return False
+        return (name in self.graph.alias_of and source.op_type in DEQUANTIZE) or fed.get(source.index, False)
+
+    def _into_q(self, name: str, ends: Mapping[int, bool]) -> bool:
+        readers = self.graph.consumers[name]
+        return name not in self.graph.outputs and all(
+            reader.op_type in QUANTIZE or ends.get(reader.index, False) for reader in readers
+        )
 
     def _join(self, one: int, other: int) -> None:
-        a, b = self._root(one), self._root(other)
-        self.parent[max(a, b)] = min(a, b)
+        a, b = sorted((self.group[one], self.group[other]))
+        if a != b:
+            moved = self.members.pop(b)
+            self.members[a] = sorted([*self.members[a], *moved], key=lambda node: node.index)
+            self.group.update((node.index, a) for node in moved)
+
+    def _ordered(self, groups: Sequence[list[Node]]) -> list[list[Node]]:
+        """Every group after those it reads from; among those that are ready, by place in the file."""
+        root = {node.index: k for k, nodes in enumerate(groups) for node in nodes}
+        waits: dict[int, set[int]] = {k: set() for k in range(len(groups))}
+        for k, nodes in enumerate(groups):
+            for node in nodes:
+                for name in self.graph.reads(node):
+                    source = self.graph.producer.get(self.graph.alias_of.get(name, name))
+                    if source is not None and source.index in root and root[source.index] != k:
+                        waits[k].add(root[source.index])
+        readers: dict[int, list[int]] = defaultdict(list)
+        for k, sources in waits.items():
+            for source_group in sources:
+                readers[source_group].append(k)
+        ready = [(groups[k][-1].index, k) for k, sources in waits.items() if not sources]
+        heapq.heapify(ready)
+        found = []
+        while ready:
+            _, k = heapq.heappop(ready)
+            found.append(groups[k])
+            for reader in readers[k]:
+                waits[reader].discard(k)
+                if not waits[reader]:
+                    heapq.heappush(ready, (groups[reader][-1].index, reader))
+        return found
 
     def _step(self, number: int, nodes: Sequence[Node]) -> Step:
         graph = self.graph
@@ -405,26 +463,22 @@ class _Steps:
             for name in graph.reads(node)
             if name not in made and name not in graph.constant_values
         )
-        outputs = [out for out in made if out not in graph.alias_of and self._kept(out, inside)]
         work = [node for node in nodes if node.op_type not in QUANTIZE] or list(nodes)
         return Step(
             id=number,
             nodes=tuple(node.index for node in nodes),
             ops=tuple(node.op_type for node in work),
             inputs=tuple(inputs),
-            outputs=tuple(outputs),
+            outputs=tuple(out for out in made if out not in graph.alias_of and self._kept(out, inside)),
             main=work[-1].index if len(work) == 1 else self._dominant(work).index,
         )
 
     def _kept(self, name: str, inside: Iterable[int]) -> bool:
         graph = self.graph
-        readers = graph.consumers.get(name, ())
-        if self._q_made(name) and readers:
+        readers = [reader for reader in graph.consumers.get(name, ()) if reader.index in graph.live]
+        if graph.producer[name].op_type in QUANTIZE and readers:
             return True
         return name in graph.outputs or any(reader.index not in inside for reader in readers)
-
-    def _q_made(self, name: str) -> bool:
-        return self.graph.producer[name].op_type in QUANTIZE
 
     def _dominant(self, work: Sequence[Node]) -> Node:
         """The node an island is named after: the one with weights, else the last."""

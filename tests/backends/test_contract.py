@@ -56,11 +56,6 @@ MODELS = [
     "float_model",
 ]
 
-VNPU_BUGS = {
-    "if_body_with_codes": "np.ascontiguousarray makes an input without dimensions one of one dimension",
-    "inner_float_value_is_an_output_too": "the CPU fallback cuts a step at its own float output, as float64",
-}
-
 
 @pytest.fixture(params=SPECS)
 def engine(request: pytest.FixtureRequest) -> Backend:
@@ -107,10 +102,8 @@ def assert_sound(model: OnnxModel, recording: Recording, given: Mapping[str, Arr
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_stored_value_is_recorded_as_the_model_has_it_or_named_absent(
-    engine: Backend, name: str, dtype: str, request: pytest.FixtureRequest
+    engine: Backend, name: str, dtype: str
 ) -> None:
-    if engine.name == "vnpu" and name in VNPU_BUGS:
-        request.applymarker(pytest.mark.xfail(strict=True, reason=f"BUG: {VNPU_BUGS[name]}"))
     model = small(name, dtype)
     given = feeds(model.proto)
     with engine.open(model) as session:
@@ -290,10 +283,8 @@ def test_an_unbatched_and_an_empty_shape_are_taken(engine: Backend) -> None:
 
 
 @pytest.mark.parametrize("name", ["one_float_into_two_qs", "float_skip"])
-def test_steps_that_share_a_float_are_run(engine: Backend, name: str, request: pytest.FixtureRequest) -> None:
+def test_steps_that_share_a_float_are_run(engine: Backend, name: str) -> None:
     """A float that feeds two Qs, or a Q and the Add of a residual block: DESIGN's islands."""
-    if engine.name == "vnpu":
-        request.applymarker(pytest.mark.xfail(strict=True, reason="BUG: steps out of order, or in a cycle: KeyError"))
     if name == "float_skip":
         m = Qdq(seed=1)
         c = m.conv(start(m), 4, out="c")
@@ -308,11 +299,8 @@ def test_steps_that_share_a_float_are_run(engine: Backend, name: str, request: p
         assert_sound(model, session.run("one", given), given)
 
 
-def test_a_float_that_is_stored_and_quantised_is_run(engine: Backend, request: pytest.FixtureRequest) -> None:
+def test_a_float_that_is_stored_and_quantised_is_run(engine: Backend) -> None:
     """Relu feeds a Q and a float Add: both the float and the codes are stored by one step."""
-    if engine.name == "vnpu":
-        reason = "BUG: the CPU fallback cuts a step at its own float output, as float64"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
     m = Qdq(seed=1)
     x = m.input("x", (1, 4, 8, 8))
     y = m.op("Relu", [x])

@@ -123,9 +123,6 @@ def test_what_is_recorded_is_what_the_untouched_model_computes(
         )
 
 
-@pytest.mark.xfail(
-    strict=True, reason="BUG: a 'certain' value is never confirmed, and ORT moves Transposes through the Q"
-)
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 @pytest.mark.parametrize("name", TRANSPOSED)
 def test_a_value_that_ort_left_untransposed_is_not_passed_off_as_the_models(name: str, dtype: str) -> None:
@@ -139,7 +136,6 @@ def test_a_value_that_ort_left_untransposed_is_not_passed_off_as_the_models(name
     assert_local(model, recording, given)
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: uncertain values are confirmed on the first sample only")
 def test_a_first_sample_on_which_all_values_agree_confirms_nothing_for_the_next() -> None:
     proto = TRAPS["slices_of_one_value_with_one_scale"](lambda: factory("uint8", 17, False))
     model, given = model_of(proto), feeds(proto)
@@ -150,7 +146,6 @@ def test_a_first_sample_on_which_all_values_agree_confirms_nothing_for_the_next(
     assert_local(model, recording, given)
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: `tag` takes names that the model may have")
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_a_model_may_use_the_names_that_the_observer_would_like_to_use(dtype: str) -> None:
     proto = TRAPS["names_like_our_own"](lambda: factory(dtype, 17, False))
@@ -173,7 +168,6 @@ def test_random_models_are_recorded_faithfully(seed: int, size: int) -> None:
     assert_local(model, recording, given, merged_lsb=255)
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: as above, Transposes")
 @pytest.mark.parametrize("seed", [14, 48, 144])
 def test_random_models_with_transposes_are_recorded_faithfully(seed: int) -> None:
     proto = RandomModel(seed, 3 + seed % 10).model()
@@ -278,7 +272,6 @@ def test_nodes_without_names_are_observed_too(dtype: str) -> None:
     assert_local(model, recording, given)
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: ORT refuses two nodes of one name; FACTS section 4: rename in a copy")
 def test_two_nodes_of_one_name_do_not_stop_the_run() -> None:
     proto = TRAPS["conv_relu_chain"](lambda: factory("uint8", 17, False))
     for node in proto.graph.node:
@@ -289,7 +282,6 @@ def test_two_nodes_of_one_name_do_not_stop_the_run() -> None:
     assert_local(model, recording, given)
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: one value that ORT cannot hand to Python (int4) fails the whole recording")
 def test_an_int4_value_is_absent_and_the_rest_is_recorded() -> None:
     m = Qdq(dtype="uint8", opset=21)
     y = m.conv(start(m), 4)

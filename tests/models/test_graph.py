@@ -141,7 +141,6 @@ def test_a_requantisation_alone_is_a_step() -> None:
     assert ops(graph) == ["QuantizeLinear", "Conv", "QuantizeLinear", "QuantizeLinear", "Conv"]
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: a Q whose only reader is a dead DQ counts as stored")
 def test_dead_nodes_make_no_steps() -> None:
     graph = trap("dead_ends")
     assert ops(graph) == ["QuantizeLinear", "Conv", "Conv"]
@@ -275,14 +274,10 @@ def float_skip_over_a_quantised_branch(seed: int = 1) -> onnx.ModelProto:
     return m.model(end(m, m.conv(end(m, s, 0.5), 4), 1.0))
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: one step holds what comes before and after another step: a cycle")
 def test_an_island_never_reads_what_is_made_from_itself() -> None:
     assert_well_formed(graph_of(float_skip_over_a_quantised_branch()))
 
 
-@pytest.mark.xfail(
-    strict=True, reason="BUG: steps are ordered by their last node, so a reader can come before its step"
-)
 def test_a_step_with_two_qs_comes_before_the_readers_of_either() -> None:
     assert_well_formed(trap("one_float_into_two_qs"))
 

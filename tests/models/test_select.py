@@ -228,7 +228,6 @@ def test_an_input_may_be_selected_as_a_value() -> None:
     assert one(graph, "value:x").after == ("x",)
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: a Q whose only reader is a dead DQ counts as stored")
 def test_a_dead_quantised_conv_is_not_selected() -> None:
     graph = graph_of(TRAPS["dead_ends"](lambda: Qdq(seed=1)))
     assert len(after(graph, "Conv")) == 2

@@ -49,7 +49,12 @@ def part(
     made.graph.doc_string = proto.graph.doc_string
     made.graph.metadata_props.extend(proto.graph.metadata_props)
     for k in nodes:
-        made.graph.node.extend(_copied(proto.graph.node[k], renamed, edit))
+        copies = _copied(proto.graph.node[k], renamed, edit)
+        for copy in copies:  # a node kept for another of its outputs must not define a fed value a second time
+            for j, name in enumerate(copy.output):
+                if name in inputs and name not in renamed:
+                    copy.output[j] = f"{name}/not_read"
+        made.graph.node.extend(copies)
     _name_uniquely(made.graph.node)
     made.functions.extend(_used_functions(proto, made.graph.node))
     reads = {name for node in made.graph.node for name in [*node.input, *captured_names(node)] if name}
@@ -94,6 +99,17 @@ def _copied(
         for name in captured_names(copy) & renamed.keys():
             _rename_captured(copy, name, renamed[name])
     return edit(copy) if edit is not None else [copy]
+
+
+def uniquely_named(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return `proto`, or where node names repeat a copy in which they do not: ONNX Runtime refuses those."""
+    names = [node.name for node in proto.graph.node if node.name]
+    if len(set(names)) == len(names):
+        return proto
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    _name_uniquely(copy.graph.node)
+    return copy
 
 
 def _name_uniquely(nodes: Iterable[onnx.NodeProto]) -> None:
@@ -216,5 +232,7 @@ def codes_of(array: Array, graph: Graph, stored: str) -> tuple[Array, float]:
     exact = array.astype(np.float64) / scale + zero
     rounded = np.rint(exact)
     bounds = np.iinfo(quantisation.dtype)
-    distance = float(np.max(np.abs(exact - rounded), initial=0.0))
+    own_rounding = np.abs(exact - zero) * np.finfo(array.dtype).eps  # of scale * code in the array's own float type
+    off = np.abs(exact - rounded)
+    distance = float(np.max(off, where=off > own_rounding, initial=0.0))
     return np.clip(rounded, bounds.min, bounds.max).astype(quantisation.dtype), distance

@@ -46,19 +46,22 @@ def isolate(
     form: Form,
     steps: Iterable[Step] | None = None,
     noise: Collection[str] = (),
+    wanted: Collection[str] = (),
 ) -> Isolated:
     """Cut `model` at every stored value of `cuts` (name -> dtype and shape) and keep `steps` (default all).
+
+    Each step gives its outputs that are in `cuts` or in `wanted`.
 
     A stored value outside `cuts` is computed from its own step's inputs, inner Q and DQ kept: its step is merged with
     its readers. `noise` names such values that get uniform noise of +-0.3 LSB before their Q, anew at every run.
     """
     graph = model.graph
     chosen = list(graph.steps if steps is None else steps)
-    wanted = [out for step in chosen for out in step.outputs if out in cuts]
+    given = [out for step in chosen for out in step.outputs if out in cuts or out in wanted]
     taken = set(graph.values) | set(graph.producer) | set(graph.constants) | set(graph.inputs)
     rename = {name: name if name in graph.inputs else _free(f"{name}/fed", taken) for name in cuts}
     outputs, passthrough = {}, {}
-    for name in wanted:
+    for name in given:
         shown = _shown(graph, name, form)
         if (shown in cuts and form != "codes" and shown != name) or shown in graph.inputs:
             passthrough[name] = shown  # the real value is an input as it is: nothing to compute
@@ -103,8 +106,11 @@ def _end_at_dequantise(
         quantise = graph.producer[name]
         out = _free(f"{shown}/shown", taken)
         parameters = [i for i in quantise.inputs[1:3] if i]
-        axis = {"axis": quantise.attributes["axis"]} if "axis" in quantise.attributes else {}
-        proto.graph.node.append(helper.make_node("DequantizeLinear", [name, *parameters], [out], name=out, **axis))
+        more = {"axis": quantise.attributes["axis"]} if "axis" in quantise.attributes else {}
+        node = helper.make_node(
+            "DequantizeLinear", [name, *parameters], [out], name=out, domain=quantise.domain, **more
+        )
+        proto.graph.node.append(node)
         kept.append(onnx.ValueInfoProto(name=out))
         outputs[name] = out
     del proto.graph.output[:]

@@ -5,9 +5,10 @@ model itself stops all that (FACTS section 1: up to 29 LSB off), so the *optimis
 not survive, every quantised value gets a scale initializer of its own before optimising. The fused kernel still reads
 that scale, whatever it is called, and so says which value it makes.
 
-A scale tag alone is no proof (Conv -> MaxPool -> Q moves the Q in front of the MaxPool: 255 LSB off if the wrong one of two
-is taken), so nodes get unique names as well: the value whose fused node descends from Q's own producer is `certain`;
-anything else is `likely` and must reproduce its own step before it is believed (`backends.ort` does that).
+A scale tag alone is no proof: Conv -> MaxPool -> Q moves the Q in front of the MaxPool (255 LSB off if the wrong one of two
+is taken), and Transposes wander through Q and DQ, so that even node, name and scale survive on codes in another order. Hence
+nodes get unique names as well, every value comes with all its candidates, best first, and `backends.ort` believes one only
+when it reproduces its own step.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ _INPUT_SCALES = {
     "QGemm": _TWO_OPERANDS,
 }
 _UNARY_OUTPUT_SCALE = 3
+_FARTHEST = 8  # nodes between an operator and its Q; Relu, Clip, moves
 _NODE_NAME = re.compile(r"eqvn(\d+)x")
 
 
@@ -76,15 +78,17 @@ def tag(model: OnnxModel) -> Tagged:
     proto.CopyFrom(model.proto)
     graph = model.graph
     made: dict[str, str] = {}
+    stored = set(graph.stored)
+    prefix = _unused_prefix(proto)
     for index, node in enumerate(proto.graph.node):
         node.name = f"eqvn{index}x"
         position = _output_scale(node)
         if position is None or position >= len(node.input) or not node.output:
             continue
         quantisation = graph.quantisation.get(node.output[0])
-        if quantisation is None or node.output[0] in graph.constant_values:
+        if quantisation is None or node.output[0] not in stored:
             continue
-        name = f"eqvs{len(made)}x"
+        name = f"{prefix}{len(made)}x"
         scale = graph.constants.get(node.input[position])
         if scale is None:
             continue
@@ -97,6 +101,16 @@ def tag(model: OnnxModel) -> Tagged:
             if read in made and _reads_same_scale(graph, node.input[scale_at], read):
                 node.input[scale_at] = made[read]
     return Tagged(proto, {name: value for value, name in made.items()}, graph)
+
+
+def _unused_prefix(proto: onnx.ModelProto) -> str:
+    """A beginning that no name of the model has, so that tags cannot meet it."""
+    taken = {name for node in proto.graph.node for name in [*node.input, *node.output]}
+    taken |= {tensor.name for tensor in proto.graph.initializer}
+    prefix = "eqvs"
+    while any(name.startswith(prefix) for name in taken):
+        prefix += "_"
+    return prefix
 
 
 def _reads_same_scale(graph: Graph, scale: str, value: str) -> bool:
@@ -123,8 +137,8 @@ def _input_scales(node: onnx.NodeProto) -> list[tuple[int, int]]:
     return [(value, scale) for value, scale in pairs if scale < len(node.input)]
 
 
-def locate(tagged: Tagged, optimised: onnx.ModelProto) -> tuple[dict[str, Located], dict[str, str]]:
-    """Return (stored value -> where it is, stored value -> why it was not found)."""
+def locate(tagged: Tagged, optimised: onnx.ModelProto) -> tuple[dict[str, list[Located]], dict[str, str]]:
+    """Return (stored value -> where it may be, best first; stored value -> why it was not found)."""
     return _Locator(tagged, optimised).locate()
 
 
@@ -132,6 +146,7 @@ class _Locator:
     def __init__(self, tagged: Tagged, optimised: onnx.ModelProto) -> None:
         self.graph = tagged.graph
         self.tags = tagged.tags
+        self.tagged_values = frozenset(tagged.tags.values())
         self.constants = {t.name: t for t in optimised.graph.initializer}
         self.candidates: dict[str, dict[str, onnx.NodeProto]] = defaultdict(dict)
         self.zeros: dict[tuple[str, str], Any] = {}
@@ -164,89 +179,88 @@ class _Locator:
         if maker is not None or name not in self.candidates[stored]:
             self.candidates[stored][name] = node
 
-    def locate(self) -> tuple[dict[str, Located], dict[str, str]]:
-        found: dict[str, Located] = {}
+    def locate(self) -> tuple[dict[str, list[Located]], dict[str, str]]:
+        found: dict[str, list[Located]] = {}
         missing: dict[str, str] = {}
         for stored in self.graph.stored:
             if stored in self.graph.inputs:
                 continue
-            place = self._place(stored, found)
-            if isinstance(place, Located):
-                found[stored] = place
+            places = self._places(stored)
+            if places:
+                found[stored] = places
             else:
-                missing[stored] = place
+                missing[stored] = self._why_not(stored)
         return found, missing
 
-    def _place(self, stored: str, found: Mapping[str, Located]) -> Located | str:
+    def _why_not(self, stored: str) -> str:
+        if stored not in self.graph.quantisation:
+            return "no longer in the optimised graph"
+        return "fused away: no kernel of the optimised graph makes it with its scale and zero point"
+
+    def _places(self, stored: str) -> list[Located]:
         quantisation = self.graph.quantisation.get(stored)
         producer = self._file_producer(stored)
-        if quantisation is None or stored not in set(self.tags.values()):
-            return self._by_name(stored, producer, found)
+        if quantisation is None or stored not in self.tagged_values:
+            return self._by_name(stored, producer)
         candidates = self.candidates.get(stored, {})
-        place = self._by_descent(stored, producer, candidates, found)
-        if place is None and len(candidates) == 1:
-            place = Located(next(iter(candidates)), "the only value with its scale", certain=False)
-        if place is None and stored in self.values:
-            place = Located(stored, "by name", certain=False)
-        if place is None:
-            return (
-                f"{len(candidates)} values share its scale"
-                if candidates
-                else "fused away: no kernel of the optimised graph makes it"
-            )
-        offset = self._offset(stored, place.name, quantisation)
-        if offset is None:
-            return "its zero point in the optimised graph is another"
-        return Located(place.name, place.how, place.certain, offset)
+        places = self._by_descent(producer, candidates)
+        places += [Located(name, "one of the values with its scale", certain=False) for name in candidates]
+        if stored in self.values:
+            places.append(Located(stored, "by name", certain=False))
+        fitting: dict[str, Located] = {}
+        for place in places:
+            offset = self._offset(stored, place.name, quantisation)
+            if offset is not None:
+                fitting.setdefault(place.name, Located(place.name, place.how, place.certain, offset))
+        return list(fitting.values())
 
     def _file_producer(self, stored: str) -> Node | None:
         node = self.graph.producer.get(stored)
         return self.graph.originals[node.origin] if node is not None and node.origin >= 0 else node
 
-    def _by_name(self, stored: str, producer: Node | None, found: Mapping[str, Located]) -> Located | str:
-        """Values without a scale tag: final outputs and float values keep their names; moves of codes may be re-encoded."""
+    def _by_name(self, stored: str, producer: Node | None) -> list[Located]:
+        """Values without a scale tag: final outputs and floats keep their names; moves of codes may be re-encoded."""
         if stored in self.values:
-            return Located(
-                stored, "by name", certain=stored in self.graph.outputs and stored not in self.graph.quantisation
-            )
+            final = stored in self.graph.outputs and stored not in self.graph.quantisation
+            return [Located(stored, "by name", certain=final)]
         if producer is not None and producer.op_type in MOVES:
-            place = self._moved(producer, producer.outputs.index(stored), found)
-            if place is not None:
-                return place
-        return "no longer in the optimised graph"
+            return self._moved(producer, producer.outputs.index(stored))
+        return []
 
-    def _by_descent(
-        self, stored: str, producer: Node | None, candidates: Mapping[str, onnx.NodeProto], found: Mapping[str, Located]
-    ) -> Located | None:
+    def _by_descent(self, producer: Node | None, candidates: Mapping[str, onnx.NodeProto]) -> list[Located]:
         """Follow Q's input back through the file until a node has a descendant in the optimised graph that makes it."""
         if producer is None:
-            return None
+            return []
         for node in self.descendants[producer.index]:
             if node.output[0] in candidates:
-                return Located(node.output[0], f"made by {node.op_type}", certain=True)
+                return [Located(node.output[0], f"made by {node.op_type}", certain=True)]
         name = producer.inputs[0] if producer.op_type == "QuantizeLinear" else None
-        for _ in range(8):
+        for _ in range(_FARTHEST):
             source = self._file_node(name) if name else None
-            if source is None or source.op_type in ("QuantizeLinear", "DequantizeLinear"):
-                return None
+            if name is None or source is None or source.op_type in ("QuantizeLinear", "DequantizeLinear"):
+                return []
             at = source.outputs.index(name)
             for node in self.descendants[source.index]:
                 if at < len(node.output) and node.output[at] in candidates:
-                    return Located(node.output[at], f"fused into {node.op_type}", certain=True)
-            if source.op_type in MOVES and (moved := self._moved(source, at, found)) is not None:
+                    return [Located(node.output[at], f"fused into {node.op_type}", certain=True)]
+            if source.op_type in MOVES and (moved := self._moved(source, at)):
                 return moved
             name = source.inputs[0] if source.inputs else None
-        return None
+        return []
 
     def _file_node(self, name: str) -> Node | None:
         node = self.graph.producer.get(name)
         return self.graph.originals[node.origin] if node is not None and node.origin >= 0 else node
 
-    def _moved(self, source: Node, at: int, found: Mapping[str, Located]) -> Located | None:
-        for node in self.descendants[source.index]:
-            if node.op_type in MOVES and at < len(node.output):
-                return Located(node.output[at], f"moved by {node.op_type}", certain=False)
-        return None
+    def _moved(self, source: Node, at: int) -> list[Located]:
+        """Outputs of what a movement became: its own first, then the others (k Slices may become one Split)."""
+        found = [
+            Located(name, f"moved by {node.op_type}", certain=False)
+            for node in self.descendants[source.index]
+            if node.op_type in MOVES
+            for name in [*node.output[at : at + 1], *node.output]
+        ]
+        return list(dict.fromkeys(found))
 
     def _offset(self, stored: str, name: str, quantisation: Quantisation) -> int | None:
         """What to add to the optimised graph's codes: 0, or -128/+128 where s8 was re-encoded as u8 or back."""
@@ -265,4 +279,7 @@ def recode(array: Array, located: Located, dtype: np.dtype[Any]) -> Array | None
         return None
     half = 1 << (8 * dtype.itemsize - 1)
     shift = located.offset or (-half if dtype.kind == "i" else half if array.dtype != dtype else 0)
-    return (array.astype(np.int32) + shift).astype(dtype)
+    moved = array.astype(np.int32) + shift
+    bounds = np.iinfo(dtype)
+    inside = not moved.size or (moved.min() >= bounds.min and moved.max() <= bounds.max)
+    return moved.astype(dtype) if inside else None

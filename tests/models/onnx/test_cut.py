@@ -35,7 +35,6 @@ def test_head_and_rest_are_the_model(name: str, dtype: str) -> None:
     assert_cuts_prove(model_of(TRAPS[name](lambda: Qdq(dtype=dtype, seed=1))))
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: a fed output of a node that is kept for its other output is made twice")
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_one_output_of_a_split_may_be_fed_while_the_other_is_computed(dtype: str) -> None:
     assert_cuts_prove(model_of(TRAPS["split_of_codes"](lambda: Qdq(dtype=dtype, seed=1))))

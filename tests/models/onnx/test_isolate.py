@@ -103,7 +103,6 @@ def assert_reproduced(proto: onnx.ModelProto, off_grid: float = 1e-3) -> None:
                 np.testing.assert_array_equal(shown[value], values[value], err_msg=f"{value} {form} {passed}")
 
 
-@pytest.mark.xfail(strict=True, reason="BUG: the DequantizeLinear that ends a step is put into the default domain")
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_sixteen_bit_codes_of_the_contrib_domain_are_given_back(dtype: str) -> None:
     """Below opset 21 only com.microsoft's Q and DQ know 16 bits."""

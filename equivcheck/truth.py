@@ -1,0 +1,57 @@
+"""The result of every step on given stored values: one run of the isolated model in float32, by ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from functools import cached_property
+
+from equivcheck.engines.ort import OrtEngine
+from equivcheck.models.graph import Array, Step
+from equivcheck.models.onnx.cut import ArraySpec
+from equivcheck.models.onnx.isolate import Isolated, isolate, spec_of
+from equivcheck.models.onnx.load import OnnxModel
+
+_PLAIN = {"optimization": "disable"}
+
+
+class StepResults:
+    """The isolated model, ready to run on recordings that deliver the values of `specs` (name -> dtype and shape).
+
+    `steps`: which to evaluate (default all). `noise`: values outside `specs` that get noise before their Q, see `isolate`.
+    """
+
+    def __init__(
+        self,
+        model: OnnxModel,
+        specs: Mapping[str, ArraySpec],
+        steps: Iterable[Step] | None = None,
+        noise: Collection[str] = (),
+    ) -> None:
+        self.specs = dict(specs)
+        self._model, self._steps, self._noise = model, steps, noise
+        self._engine: OrtEngine | None = None
+
+    @cached_property
+    def isolated(self) -> Isolated:
+        """The isolated model; built when it is first run, because a recording may bring its results along."""
+        return isolate(self._model, self.specs, form="real", steps=self._steps, noise=self._noise)
+
+    def fits(self, values: Mapping[str, Array]) -> bool:
+        """Whether these values have the names, dtypes and shapes it was made for."""
+        return self.specs == specs_of(values)
+
+    def evaluate(self, values: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the float result (before its Q) of every step on `values`, by stored value; not yet in codes."""
+        got: Mapping[str, Array] = {}
+        if self.isolated.outputs:
+            if self._engine is None:
+                self._engine = OrtEngine()
+                self._engine.load(self.isolated.proto.SerializeToString(), _PLAIN)
+            got = self._engine.run(self.isolated.feed(values))
+        results = {name: got[shown] for name, shown in self.isolated.outputs.items()}
+        return results | {name: values[source] for name, source in self.isolated.passthrough.items()}
+
+
+def specs_of(values: Mapping[str, Array]) -> dict[str, ArraySpec]:
+    """(dtype, shape) of every value."""
+    return {name: spec_of(array) for name, array in values.items()}
