@@ -2,7 +2,7 @@
 
 Arithmetic is said once, in reals: a code `c` of an operand stands for `scale * (c - zero)`, scales being the exact
 values of the stored float32. A profile (profiles.py) decides how the same operator is requantised, rounded, looked up.
-Only 8-bit codes live here; wider ones run on the CPU fallback.
+Codes have 8 or 16 bits; 4-bit weights are widened.
 """
 
 from __future__ import annotations
@@ -18,27 +18,34 @@ from equivcheck.models.graph import Array, Node
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Per-tensor quantisation of 8-bit codes: real = scale * (code - zero)."""
+    """Per-tensor quantisation of 8- or 16-bit codes: real = scale * (code - zero)."""
 
     scale: float
     zero: int
     signed: bool
+    bits: int = 8
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return np.dtype(np.int8 if self.signed else np.uint8)
+        return np.dtype(f"{'int' if self.signed else 'uint'}{self.bits}")
 
     @property
     def low(self) -> int:
-        return -128 if self.signed else 0
+        return -(1 << self.bits - 1) if self.signed else 0
 
     @property
     def high(self) -> int:
-        return 127 if self.signed else 255
+        return (1 << self.bits - 1) - 1 if self.signed else (1 << self.bits) - 1
 
     def all(self) -> Array:
-        """All 256 codes, int64, in the order of their raw bytes: entry `k` is the code whose byte is `k`."""
-        return np.arange(256, dtype=np.uint8).view(self.dtype).astype(np.int64)
+        """All codes (256 or 65,536), int64, in the order of their raw bits: entry `k` is the code whose bits are `k`."""
+        return np.arange(1 << self.bits, dtype=f"uint{self.bits}").view(self.dtype).astype(np.int64)
+
+
+def raw(codes: Array) -> Array:
+    """The bits of codes as unsigned numbers: what tables over `Codes.all()` are indexed by."""
+    contiguous = np.asarray(codes, order="C")
+    return contiguous.view(f"uint{8 * codes.dtype.itemsize}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +103,7 @@ class Accumulate(Op):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Binary(Op):
-    """Add, Sub, Mul, Div of two quantised operands, numpy broadcasting, clamped."""
+    """Add, Sub, Mul, Div, Max, Min and PRelu (b is the slope) of two quantised operands, numpy broadcasting, clamped."""
 
     a: Operand
     b: Operand
@@ -132,8 +139,39 @@ class Mean(Op):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Reduce(Op):
+    """ReduceSum, ReduceMax, ReduceMin and GlobalMaxPool, over `axes` as for Mean."""
+
+    x: Operand
+    axes: tuple[int, ...] | None
+    keepdims: bool
+    clamp: Clamp
+    out: Codes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Resize(Op):
+    """Resize, "nearest" or "linear", along `axes` to `sizes` of them, or by `factors`.
+
+    `coordinates` and `nearest` are ONNX's coordinate_transformation_mode and nearest_mode. `roi` (starts..., ends...) and
+    `outside`, the real beyond the image, belong to tf_crop_and_resize.
+    """
+
+    x: Operand
+    mode: str
+    coordinates: str
+    nearest: str
+    axes: tuple[int, ...]
+    sizes: tuple[int, ...] | None
+    factors: tuple[float, ...] | None
+    roi: tuple[float, ...] | None
+    outside: float
+    out: Codes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Table(Op):
-    """Any function of one quantised value alone, element by element: 256 entries.
+    """Any function of one quantised value alone, element by element: 256 entries (65,536 of 16-bit codes).
 
     `nodes` are the float operators between DQ and Q in order (none: a requantisation); `feed` names the DQ outputs that
     stand for x, `result` the float that is quantised, `constants` what else they read.
@@ -169,6 +207,32 @@ class Move(Op):
     attributes: Mapping[str, Any]
     constants: Mapping[int, Array]
     out: tuple[Codes | None, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Island(Op):
+    """Float operators between DQs and one Q that no other operator covers (LogSoftmax, LpNormalization, Pool + Add ...).
+
+    `sources` are the quantised operands by the float names they are read under; the rest as for Table.
+    """
+
+    sources: Mapping[str, Operand]
+    nodes: tuple[Node, ...]
+    result: str
+    constants: Mapping[str, Array]
+    out: Codes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chain(Op):
+    """Operators in a row within one step, the later ones data movement or MaxPool (or the earlier ones, on stored codes).
+
+    Such a step has one Q, behind its last node. A Q is monotone and works element by element, so moving or comparing codes
+    behind it gives what moving reals before it does: the values between are codes too, under names no one else sees.
+    """
+
+    links: tuple[Op, ...]
+    out: Codes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,15 +1,17 @@
-"""Float islands of one quantised value: their operators in numpy float64, and as a model for an engine's own float32."""
+"""Float islands between DQs and a Q: their operators in numpy float64, and as a model for an engine's own float32."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from equivcheck.engines.ort import OrtEngine
 from equivcheck.models.graph import DEQUANTIZE, Array, Graph, Node
-from equivcheck.vnpu.ir import Table
+from equivcheck.vnpu.formulas import FORMULAS
+from equivcheck.vnpu.ir import Island, Table
+from equivcheck.vnpu.moves import MOVES, move
 
 Function = Callable[..., Array]
 
@@ -113,34 +115,94 @@ def _keywords(node: Node) -> dict[str, Any]:
     return {k: v.decode() if isinstance(v, bytes) else v for k, v in found.items()}
 
 
-def evaluate_float32(table: Table, x: Array, opset: int = 18) -> Array:
-    """The same in float32 by ONNX Runtime's own float kernels, unoptimised: what it computes where it has no int8 kernel."""
+def known(op_type: str) -> bool:
+    """Whether an island may hold this operator."""
+    return op_type in OPERATORS or op_type in FORMULAS or op_type in MOVES
+
+
+def evaluate_island(island: Island, reals: Mapping[str, Array]) -> Array:
+    """The island's result for the reals (float64) its sources stand for, by their float names; before its Q."""
+    values: dict[str, Array] = dict(reals)
+    values |= {
+        name: value.astype(np.float64) if value.dtype.kind == "f" else value for name, value in island.constants.items()
+    }
+    with np.errstate(all="ignore"):
+        for node in island.nodes:
+            arguments = [values[name] if name else None for name in node.inputs]
+            if node.op_type in MOVES:
+                values |= _moved(node, arguments)
+            elif node.op_type in FORMULAS:
+                values[node.outputs[0]] = FORMULAS[node.op_type](node, arguments)
+            else:
+                values[node.outputs[0]] = OPERATORS[node.op_type](*arguments, **_keywords(node))
+    return values[island.result]
+
+
+def _moved(node: Node, arguments: Sequence[Array | None]) -> dict[str, Array]:
+    if node.op_type == "Concat":
+        arrays, constants = [a for a in arguments if a is not None], {}
+    else:
+        arrays = [a for a in arguments[:1] if a is not None]
+        constants = {k: a for k, a in enumerate(arguments) if k and a is not None}
+    fill = float(constants[2].ravel()[0]) if node.op_type == "Pad" and 2 in constants and constants[2].size else 0.0
+    made = move(node.op_type, arrays, node.attributes, constants, fill, len(node.outputs))
+    return dict(zip(node.outputs, made, strict=True))
+
+
+class Float32:
+    """Nodes as ONNX Runtime's own float32 kernels compute them, unoptimised: what it runs where it has no int8 kernel."""
+
+    def __init__(self, nodes: Sequence[Node], feeds: Sequence[str], constants: Mapping[str, Array], result: str) -> None:
+        self._result = result
+        self._engine = OrtEngine()
+        self._engine.load(_model(nodes, feeds, constants, result), {"optimization": "disable", "threads": 1})
+
+    def __call__(self, feeds: Mapping[str, Array]) -> Array:
+        fed = {name: np.asarray(x, np.float32, order="C") for name, x in feeds.items()}
+        return self._engine.run(fed, [self._result])[self._result]
+
+
+def _model(nodes: Sequence[Node], feeds: Sequence[str], constants: Mapping[str, Array], result: str) -> bytes:
     from onnx import TensorProto, helper, numpy_helper
 
+    made = [
+        helper.make_node(n.op_type, list(n.inputs), list(n.outputs), domain=n.domain, **_known(n.attributes))
+        for n in nodes
+    ]
+    narrow = {n: c.astype(np.float32) if c.dtype.kind == "f" else c for n, c in constants.items()}
+    graph = helper.make_graph(
+        made,
+        "island",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in feeds],
+        [helper.make_tensor_value_info(result, TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in narrow.items()],
+    )
+    opsets = [helper.make_opsetid("", _opset(nodes)), helper.make_opsetid("com.microsoft", 1)]
+    return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString())
+
+
+def _opset(nodes: Sequence[Node]) -> int:
+    """An opset that has these nodes as they are written: lists moved from attributes to inputs in opsets 11, 13 and 18."""
+    for node in nodes:
+        listed = {"axes", "split", "starts", "pads", "min", "max"} & set(node.attributes)
+        if node.op_type in ("Clip", "Slice", "Pad") and listed:
+            return 9
+        if node.op_type in ("Squeeze", "Unsqueeze", "Split", "ReduceSum") and listed:
+            return 12
+        if node.op_type.startswith("Reduce") and listed:
+            return 17
+        if node.op_type.endswith("Softmax") and node.attributes.get("flat"):
+            return 12
+    return 20
+
+
+def evaluate_float32(table: Table, x: Array) -> Array:
+    """The same in float32 by ONNX Runtime's own float kernels."""
     if not table.nodes:
         return x.astype(np.float32)
-    opset = 20 if any(node.op_type == "Gelu" for node in table.nodes) else opset
-    nodes = [
-        helper.make_node(n.op_type, list(n.inputs), list(n.outputs), domain=n.domain, **_known(n.attributes))
-        for n in table.nodes
-    ]
     scalars = {name: np.asarray(value, np.float32).reshape(()) for name, value in table.constants.items()}
-    graph = helper.make_graph(
-        nodes,
-        "island",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [x.size]) for name in table.feed],
-        [helper.make_tensor_value_info(table.result, TensorProto.FLOAT, [x.size])],
-        [numpy_helper.from_array(value, name) for name, value in scalars.items()],
-    )
-    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
-    engine = OrtEngine()
-    engine.load(
-        bytes(helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString()),
-        {"optimization": "disable"},
-    )
-    fed = np.ascontiguousarray(x, np.float32)
-    return engine.run(dict.fromkeys(table.feed, fed), [table.result])[table.result]
+    return Float32(table.nodes, table.feed, scalars, table.result)(dict.fromkeys(table.feed, x))
 
 
 def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in attributes.items() if value is not None}
+    return {key: value for key, value in attributes.items() if value is not None and key != "flat"}

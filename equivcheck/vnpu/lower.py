@@ -9,13 +9,31 @@ import numpy as np
 
 from equivcheck.models.graph import DEQUANTIZE, QUANTIZE, Array, Graph, Node, Quantisation, Step
 from equivcheck.vnpu import islands
-from equivcheck.vnpu.ir import Accumulate, Binary, Clamp, Codes, Mean, Move, Op, Operand, Pool, Quantise, Softmax, Table
-
-MOVES = frozenset(
-    "Reshape Flatten Squeeze Unsqueeze Transpose Slice Split Gather Identity Expand DepthToSpace SpaceToDepth Tile Concat "
-    "Pad".split()
+from equivcheck.vnpu.formulas import pool_of
+from equivcheck.vnpu.ir import (
+    Accumulate,
+    Binary,
+    Chain,
+    Clamp,
+    Codes,
+    Island,
+    Mean,
+    Move,
+    Op,
+    Operand,
+    Pool,
+    Quantise,
+    Reduce,
+    Resize,
+    Softmax,
+    Table,
 )
-EIGHT_BITS = ("int8", "uint8")
+from equivcheck.vnpu.moves import MOVES
+from equivcheck.vnpu.resize import COORDINATES, NEAREST
+
+BITS = {"int8": 8, "uint8": 8, "int16": 16, "uint16": 16}
+WEIGHTS = ("int8", "uint8", "int4", "uint4", "int2", "uint2")
+BINARY = ("Add", "Sub", "Mul", "Div", "Max", "Min", "PRelu")
 
 
 class CannotLowerError(Exception):
@@ -39,6 +57,9 @@ class _Lowering:
         nodes = [graph.nodes[index] for index in step.nodes]
         self.quantisers = [n for n in nodes if n.op_type in QUANTIZE]
         self.work = [n for n in nodes if n.op_type not in QUANTIZE]
+        self.hidden: dict[str, Operand] = {}  # moved codes inside the step, by the float they stand for
+        self.result = self.quantisers[0].inputs[0] if self.quantisers else ""
+        self.made = ""  # the name its result has where operators of this step follow
 
     def lower(self) -> Op:
         if not self.work:
@@ -48,31 +69,103 @@ class _Lowering:
                 raise CannotLowerError(f"{node.domain}.{node.op_type} has no integer kernel")
         if not self.quantisers:
             return self._on_codes()
+        first, last = self._moves_before(), self._moves_behind()
+        op = self._core()
+        return Chain(self.step.op_type, last[-1].outputs if last else op.outputs, (*first, op, *last), self._out()) if (
+            first or last
+        ) else op
+
+    def _core(self) -> Op:
         head = self.work[0]
         rules: dict[str, Callable[[Node], Op]] = {
             "Conv": self._convolution, "ConvTranspose": self._convolution, "Gemm": self._gemm, "MatMul": self._matmul,
             "AveragePool": self._pool, "MaxPool": self._pool, "GlobalAveragePool": self._mean, "ReduceMean": self._mean,
-            "Softmax": self._softmax,
+            "ReduceSum": self._reduce, "ReduceMax": self._reduce, "ReduceMin": self._reduce, "GlobalMaxPool": self._reduce,
+            "Softmax": self._softmax, "Resize": self._resize,
         }  # fmt: skip
-        if head.op_type in rules:
-            return rules[head.op_type](head)
         if head.op_type in MOVES and len(self.work) == 1:
             return self._move(head)
-        if head.op_type in ("Add", "Sub", "Mul", "Div") and self._quantised_operands(head) == 2:
-            return self._binary(head)
-        return self._table()
+        try:
+            if head.op_type in rules:
+                return rules[head.op_type](head)
+            if head.op_type in BINARY and self._quantised_operands(head) == len(head.inputs) == 2:
+                return self._binary(head)
+            return self._table()
+        except CannotLowerError as reason:
+            island = self._island()
+            if island is None:
+                raise reason from None
+            return island
+
+    # -- moves before and behind ---------------------------------------------------------------------------------------
+
+    def _moves_before(self) -> list[Op]:
+        """Data movement and MaxPool on stored codes; what follows reads the moved codes."""
+        found: list[Op] = []
+        while len(self.work) > 1 and len(self.quantisers) == 1:
+            node = next((n for n in self.work if self._moves_codes(n)), None)
+            if node is None:
+                break
+            operands = [self._needed(name) for name in self._moved_inputs(node)]
+            codes = operands[0].codes
+            made = Operand(node.outputs[0], codes)
+            found.append(self._link(node, tuple(operands), made))
+            self.hidden[node.outputs[0]] = made
+            self.work.remove(node)
+        return found
+
+    def _moves_codes(self, node: Node) -> bool:
+        if not self._moves_alone(node) or node.outputs[0] == self.result:
+            return False
+        operands = [self._operand(name) for name in self._moved_inputs(node)]
+        if any(o is None or o.constant is not None for o in operands):
+            return False
+        if node.op_type == "Pad" and len(node.inputs) > 2 and node.inputs[2]:
+            fill = islands.constant(self.graph, node.inputs[2])  # only a zero has a code in every quantisation
+            if fill is None or fill.size and float(fill.ravel()[0]) != 0:
+                return False
+        return len({o.codes for o in operands if o is not None}) == 1
+
+    def _moves_behind(self) -> list[Op]:
+        """Data movement and MaxPool between the last operator and the Q: they move the Q's codes just as well."""
+        found: list[Op] = []
+        while len(self.work) > 1 and len(self.quantisers) == 1:
+            node = next((n for n in self.work if n.outputs[0] == self.result), None)
+            source = node.inputs[0] if node is not None else ""
+            inside = next((n for n in self.work if n.outputs and n.outputs[0] == source), None)
+            if node is None or inside is None or not self._moves_alone(node) or node.op_type == "Concat":
+                break
+            if sum(name == source for n in self.work for name in n.inputs) > 1:
+                break
+            name = self._outputs()[0]
+            found.insert(0, self._link(node, (Operand(source, self._out()),), Operand(name, self._out())))
+            self.made = self.result = source
+            self.work.remove(node)
+        return found
+
+    def _moves_alone(self, node: Node) -> bool:
+        return node.op_type in (*MOVES, "MaxPool") and node.op_type != "Split" and len(node.outputs) == 1
+
+    def _moved_inputs(self, node: Node) -> tuple[str, ...]:
+        return node.inputs if node.op_type == "Concat" else node.inputs[:1]
+
+    def _link(self, node: Node, operands: tuple[Operand, ...], made: Operand) -> Op:
+        if node.op_type == "MaxPool":
+            return self._window(node, (made.name,), operands[0], Clamp(), made.codes)
+        return Move(node.op_type, (made.name,), operands, node.attributes, self._constants(node), (made.codes,))
 
     # -- operands ------------------------------------------------------------------------------------------------------
 
     def _codes(self, quantisation: Quantisation | None, name: str) -> Codes:
         if quantisation is None:
             raise CannotLowerError(f"{name} is a float")
-        if quantisation.dtype.name not in EIGHT_BITS:
-            raise CannotLowerError(f"{name} has {quantisation.dtype.name} codes; the NPU has 8 bits")
+        bits = BITS.get(quantisation.dtype.name)
+        if bits is None:
+            raise CannotLowerError(f"{name} has {quantisation.dtype.name} codes; the NPU has 8 and 16 bits")
         if quantisation.scale.size != 1:
             raise CannotLowerError(f"activation {name} is quantised per channel")
         scale = float(quantisation.scale.ravel()[0])
-        return Codes(scale, int(quantisation.zero_point.ravel()[0]), quantisation.dtype.kind == "i")
+        return Codes(scale, int(quantisation.zero_point.ravel()[0]), quantisation.dtype.name.startswith("int"), bits)
 
     def _constant(self, name: str) -> tuple[Array, Quantisation] | None:
         """Codes and quantisation of a constant that goes through a DequantizeLinear."""
@@ -109,6 +202,8 @@ class _Lowering:
 
     def _operand(self, name: str) -> Operand | None:
         """A quantised input of this step, or None (a float constant, a value made inside)."""
+        if name in self.hidden:
+            return self.hidden[name]
         constant = self._constant(name)
         if constant is not None:
             return Operand("", self._codes(constant[1], name), constant[0])
@@ -144,7 +239,7 @@ class _Lowering:
             bounds = (0.0, np.inf) if node.op_type == "Relu" else self._bounds(node)
             low, high = min(max(low, bounds[0]), bounds[1]), max(min(high, bounds[1]), bounds[0])
             made = node.outputs[0]
-        if self.quantisers and self.quantisers[0].inputs[0] != made:
+        if self.quantisers and self.result != made:
             raise CannotLowerError(f"{self.step.op_type} has no integer kernel as one step")
         return Clamp(float(low), float(high))
 
@@ -171,7 +266,9 @@ class _Lowering:
         return found[0], found[1]
 
     def _outputs(self) -> tuple[str, ...]:
-        """The one stored value an operator makes: its Q's output, or a code-moving node's own."""
+        """The one value an operator makes: its Q's output (or what stands in for it), or a code-moving node's own."""
+        if self.made:
+            return (self.made,)
         return (self.quantisers[0].outputs[0] if self.quantisers else self.work[0].outputs[0],)
 
     # -- operators -----------------------------------------------------------------------------------------------------
@@ -196,7 +293,7 @@ class _Lowering:
             raise CannotLowerError("its result is a float")
         codes = self._codes(quantisation, node.inputs[0])
         if node.op_type == "MaxPool":
-            return self._window(node, Operand(node.inputs[0], codes), Clamp(), codes)
+            return self._window(node, node.outputs[:1], Operand(node.inputs[0], codes), Clamp(), codes)
         if node.op_type not in MOVES or any(self.graph.store(n) for n in node.inputs[1:] if node.op_type != "Concat"):
             raise CannotLowerError(f"{node.op_type} has no integer kernel")
         names = node.inputs if node.op_type == "Concat" else node.inputs[:1]
@@ -227,7 +324,7 @@ class _Lowering:
         if any(q is None for q in order) or len(self.quantisers) != len(order):
             raise CannotLowerError("its result is quantised twice, or not everywhere")
         out = tuple(self._quantised_by(q) for q in order if q is not None)
-        outputs = tuple(q.outputs[0] for q in order if q is not None)
+        outputs = self._outputs() if len(order) == 1 else tuple(q.outputs[0] for q in order if q is not None)
         return Move(node.op_type, outputs, inputs, node.attributes, self._constants(node), out)
 
     def _convolution(self, node: Node) -> Op:
@@ -261,10 +358,13 @@ class _Lowering:
         """Weights with their zero point taken off (int64), or a run-time operand; and their scale (float64)."""
         constant = self._constant(name)
         if constant is None:
+            producer = self.graph.producer.get(name)
+            if producer is not None and "block_size" in producer.attributes:
+                raise CannotLowerError(f"weights {name} are quantised in blocks")
             operand = self._needed(name)
             return operand, np.asarray(operand.codes.scale, np.float64)
         codes, quantisation = constant
-        if quantisation.dtype.name not in EIGHT_BITS:
+        if quantisation.dtype.name not in WEIGHTS:
             raise CannotLowerError(f"weights {name} have {quantisation.dtype.name} codes")
         scale, zero = quantisation.along(codes.ndim)
         if quantisation.per_channel and (quantisation.axis or 0) % codes.ndim != channel_axis % codes.ndim:
@@ -331,43 +431,78 @@ class _Lowering:
         if len([name for name in node.outputs if name]) > 1:
             raise CannotLowerError("MaxPool with indices")
         clamp = self._clamp(self.work[1:], node.outputs[0])
-        return self._window(node, self._needed(node.inputs[0]), clamp, self._out())
+        return self._window(node, self._outputs(), self._needed(node.inputs[0]), clamp, self._out())
 
-    def _window(self, node: Node, x: Operand, clamp: Clamp, out: Codes) -> Pool:
-        attributes: dict[str, Any] = dict(node.attributes)
-        kernel = tuple(int(k) for k in attributes["kernel_shape"])
-        rank = len(kernel)
-        auto = attributes.get("auto_pad", "NOTSET")
-        if attributes.get("storage_order", 0):
+    def _window(self, node: Node, outputs: tuple[str, ...], x: Operand, clamp: Clamp, out: Codes) -> Pool:
+        if node.attributes.get("storage_order", 0):
             raise CannotLowerError("MaxPool in column-major order")
-        return Pool(
-            node.op_type,
-            self._outputs(),
-            x,
-            kernel,
-            tuple(attributes.get("strides", (1,) * rank)),
-            tuple(attributes.get("pads", (0,) * 2 * rank)),
-            tuple(attributes.get("dilations", (1,) * rank)),
-            bool(attributes.get("ceil_mode", 0)),
-            bool(attributes.get("count_include_pad", 0)),
-            auto.decode() if isinstance(auto, bytes) else str(auto),
-            clamp,
-            out,
-        )
+        return pool_of(node, outputs, x, clamp, out)
 
     def _mean(self, node: Node) -> Op:
-        axes: tuple[int, ...] | None = None
-        keepdims = True
-        if node.op_type == "ReduceMean":
-            keepdims = bool(node.attributes.get("keepdims", 1))
-            given = node.attributes.get("axes")
-            if len(node.inputs) > 1 and node.inputs[1]:
-                given = islands.constant(self.graph, node.inputs[1])
-            if given is None:
-                raise CannotLowerError("ReduceMean over axes that are not constant")
-            axes = tuple(int(a) for a in np.asarray(given).ravel())
+        axes, keepdims = self._reduced(node)
         clamp = self._clamp(self.work[1:], node.outputs[0])
         return Mean(node.op_type, self._outputs(), self._needed(node.inputs[0]), axes, keepdims, clamp, self._out())
+
+    def _reduce(self, node: Node) -> Op:
+        axes, keepdims = self._reduced(node)
+        clamp = self._clamp(self.work[1:], node.outputs[0])
+        return Reduce(node.op_type, self._outputs(), self._needed(node.inputs[0]), axes, keepdims, clamp, self._out())
+
+    def _reduced(self, node: Node) -> tuple[tuple[int, ...] | None, bool]:
+        """The axes (None: all behind the channel; empty: all) and whether they are kept."""
+        if node.op_type.startswith("Global"):
+            return None, True
+        given = node.attributes.get("axes")
+        if len(node.inputs) > 1 and node.inputs[1]:
+            given = islands.constant(self.graph, node.inputs[1])
+            if given is None:
+                raise CannotLowerError(f"{node.op_type} over axes that are not constant")
+        axes = () if given is None else tuple(int(a) for a in np.asarray(given).ravel())
+        if not axes and node.attributes.get("noop_with_empty_axes", 0):
+            raise CannotLowerError(f"{node.op_type} over no axis")
+        return axes, bool(node.attributes.get("keepdims", 1))
+
+    def _resize(self, node: Node) -> Op:
+        attributes = node.attributes
+        mode = str(attributes.get("mode", "nearest"))
+        coordinates = str(attributes.get("coordinate_transformation_mode", "half_pixel"))
+        rounding = str(attributes.get("nearest_mode", "round_prefer_floor"))
+        if len(self.work) > 1:
+            raise CannotLowerError(f"{self.step.op_type} has no integer kernel as one step")
+        if mode not in ("nearest", "linear") or coordinates not in COORDINATES or rounding not in NEAREST:
+            raise CannotLowerError(f"Resize with mode {mode}, {coordinates}, {rounding} has no integer kernel")
+        if attributes.get("antialias", 0):
+            raise CannotLowerError("Resize with antialias has no integer kernel")
+        if attributes.get("keep_aspect_ratio_policy", "stretch") != "stretch":
+            raise CannotLowerError("Resize that keeps the aspect ratio has no integer kernel")
+        roi, factors, sizes = (self._listed(node, k) for k in (1, 2, 3))
+        given = sizes if sizes is not None else factors
+        if given is None:
+            raise CannotLowerError("Resize to a size known only at run time")
+        axes = tuple(int(a) for a in attributes.get("axes", range(len(given))))
+        crops = coordinates == "tf_crop_and_resize"
+        return Resize(
+            "Resize",
+            self._outputs(),
+            self._needed(node.inputs[0]),
+            mode,
+            coordinates,
+            rounding,
+            axes,
+            None if sizes is None else tuple(int(v) for v in sizes),
+            None if sizes is not None or factors is None else tuple(float(v) for v in factors),
+            tuple(float(v) for v in roi) if crops and roi is not None else None,
+            float(attributes.get("extrapolation_value", 0.0)),
+            self._out(),
+        )
+
+    def _listed(self, node: Node, position: int) -> Array | None:
+        """A constant list input, or None where it is left out or empty."""
+        name = node.inputs[position] if len(node.inputs) > position else ""
+        found = islands.constant(self.graph, name) if name else None
+        if name and found is None:
+            raise CannotLowerError(f"{node.op_type} with {name} known only at run time")
+        return None if found is None or found.size == 0 else found.ravel()
 
     def _softmax(self, node: Node) -> Op:
         if len(self.work) > 1:
@@ -392,10 +527,39 @@ class _Lowering:
         quantisations = {operand.codes for operand in sources.values()}
         if len(names) != 1 or len(quantisations) != 1:
             raise CannotLowerError(f"{self.step.op_type} reads {len(names)} quantised values; it has no integer kernel")
-        result = self.quantisers[0].inputs[0]
-        kind = self.work[0].op_type if len(self.work) == 1 else "+".join(dict.fromkeys(n.op_type for n in self.work))
         operand = next(iter(sources.values()))
-        return Table(kind, self._outputs(), operand, tuple(self.work), tuple(sources), result, constants, out)
+        return Table(
+            self._kind(), self._outputs(), operand, tuple(self.work), tuple(sources), self.result, constants, out
+        )
+
+    def _kind(self) -> str:
+        return "+".join(dict.fromkeys(node.op_type for node in self.work))
+
+    def _island(self) -> Op | None:
+        """The work in floats, where all of it has formulas; None else."""
+        if len(self.quantisers) != 1 or not all(islands.known(node.op_type) for node in self.work):
+            return None
+        if any(node.op_type == "MatMul" for node in self.work) and len(self.work) == 1:
+            return None
+        sources: dict[str, Operand] = {}
+        constants: dict[str, Array] = {}
+        made: set[str] = set()
+        for node in self.work:
+            for name in filter(None, node.inputs):
+                if name in made:
+                    continue
+                operand = self._operand(name) if name not in self.graph.constant_values else None
+                constant = islands.constant(self.graph, name) if operand is None else None
+                if operand is not None:
+                    sources[name] = operand
+                elif constant is not None:
+                    constants[name] = constant
+                else:
+                    return None
+            made.update(node.outputs)
+        if not sources or self.result not in made:
+            return None
+        return Island(self._kind(), self._outputs(), sources, tuple(self.work), self.result, constants, self._out())
 
     def _table_input(self, node: Node, name: str, sources: dict[str, Operand], constants: dict[str, Array]) -> None:
         operand = self._operand(name)

@@ -9,12 +9,16 @@ import numpy as np
 
 from equivcheck.models.graph import Array
 
+MOVES = frozenset(
+    "Reshape Flatten Squeeze Unsqueeze Transpose Slice Split Gather Identity Expand DepthToSpace SpaceToDepth Tile Concat "
+    "Pad".split()
+)
 Constants = Mapping[int, Array]
 Attributes = Mapping[str, Any]
 
 
 def move(
-    kind: str, arrays: Sequence[Array], attributes: Attributes, constants: Constants, fill: int, outputs: int
+    kind: str, arrays: Sequence[Array], attributes: Attributes, constants: Constants, fill: float, outputs: int
 ) -> list[Array]:
     """Run the operator `kind`; `fill` is the code Pad fills with. Results are C-contiguous."""
     if kind == "Concat":
@@ -115,7 +119,7 @@ def _split(x: Array, attributes: Attributes, constants: Constants, outputs: int)
     return np.split(x, np.cumsum(sizes)[:-1], axis=axis)
 
 
-def _pad(x: Array, attributes: Attributes, constants: Constants, fill: int) -> Array:
+def _pad(x: Array, attributes: Attributes, constants: Constants, fill: float) -> Array:
     pads = _ints(attributes, "pads", constants, 1) or []
     axes = [int(a) % x.ndim for a in constants[3].ravel()] if 3 in constants else list(range(x.ndim))
     widths = [(0, 0)] * x.ndim

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from equivcheck.errors import InputError
 from equivcheck.models.graph import Array, Graph, Step
+from equivcheck.vnpu.faults import Fault, Planted, plant
 from equivcheck.vnpu.ir import Op
 from equivcheck.vnpu.kernels import Kernel
 from equivcheck.vnpu.lower import lower
@@ -49,11 +51,17 @@ class Crossing:
     model_edge: bool = False
 
 
-def compile_program(graph: Graph, *, profile: Profile, target: Target, fallback: Fallback) -> Program:
-    """Lower every step, place it, and prepare weights, multipliers and tables once."""
+def compile_program(
+    graph: Graph, *, profile: Profile, target: Target, fallback: Fallback, fault: Fault | None = None
+) -> Program:
+    """Lower every step, place it, and prepare weights, multipliers and tables once.
+
+    `fault` is planted at one step of the NPU; raises UnknownOption where it cannot be.
+    """
     lowered = {step.id: lower(graph, step) for step in graph.steps}
     placement = _place(graph, lowered, target)
-    return Program(graph, lowered, placement, profile, fallback)
+    program = Program(graph, lowered, placement, profile, fallback)
+    return program if fault is None else program.with_fault(fault)
 
 
 class Program:
@@ -68,6 +76,7 @@ class Program:
         fallback: Fallback,
     ) -> None:
         self.graph = graph
+        self.planted: Planted | None = None
         self.profile = profile
         self.placement = placement
         self.crossings = _crossings(graph, placement)
@@ -87,6 +96,17 @@ class Program:
             self._kernels[step.id] = Kernel(op, self.profile)
         return self._kernels[step.id]
 
+    def with_fault(self, fault: Fault) -> Program:
+        """This program with `fault` at one step of the NPU; everything else is shared.
+
+        Raises UnknownOption where it cannot be planted.
+        """
+        on_cpu = {placed.step: placed.reason for placed in self.placement if placed.where == CPU}
+        on_npu = {s: op for s, op in self._lowered.items() if s not in on_cpu and not isinstance(op, str)}
+        faulty = copy(self)
+        faulty.planted = plant(fault, self.graph, on_npu, on_cpu, self.profile)
+        return faulty
+
     def op(self, step: Step) -> Op | None:
         """The IR operator of a step, or None where it has none."""
         found = self._lowered.get(step.id)
@@ -97,18 +117,20 @@ class Program:
         missing = [name for name in self.graph.inputs if name not in feeds]
         if missing:
             raise InputError(f"no feed for input {missing[0]}", asked=missing[0], nearest=list(feeds)[:3])
-        values = {name: np.ascontiguousarray(feeds[name]) for name in self.graph.inputs}
+        values = {name: np.asarray(feeds[name], order="C") for name in self.graph.inputs}
         for step in self.graph.steps:
             values.update(self.run_step(step, values))
         return {name: values[name] for name in self.graph.stored if name in values}
 
     def run_step(self, step: Step, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs of one step, on the stored values it reads."""
+        if self.planted is not None and self.planted.step.id == step.id:
+            return self.planted.run(inputs)
         kernel = self._kernel(step) if self._where[step.id] == NPU else None
         if kernel is not None:
             return kernel.run(inputs)
         made = self._fallback(step, {name: inputs[name] for name in step.inputs})
-        return {name: np.ascontiguousarray(made[name]) for name in step.outputs}
+        return {name: np.asarray(made[name], order="C") for name in step.outputs}
 
     def real(self, step: Step, inputs: Mapping[str, Array]) -> dict[str, Array] | None:
         """What a step's outputs would be without rounding, in codes (float64, zero point included, before saturation).

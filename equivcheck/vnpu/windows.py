@@ -36,7 +36,7 @@ def geometry(op: Pool, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[i
     return tuple(out), tuple(begins), tuple(ends)
 
 
-def taps(op: Pool, x: Array, fill: int, out: tuple[int, ...], begins: tuple[int, ...]) -> Iterator[Array]:
+def taps(op: Pool, x: Array, fill: float, out: tuple[int, ...], begins: tuple[int, ...]) -> Iterator[Array]:
     """The window's elements in order, each an `out`-shaped view of `x` padded with `fill`."""
     widths = [(0, 0), (0, 0)]
     for k, size in enumerate(x.shape[2:]):
@@ -78,9 +78,10 @@ def counts(op: Pool, sizes: tuple[int, ...]) -> Array:
 
 
 def maxima(op: Pool, x: Array) -> Array:
-    """Window maxima of codes."""
+    """Window maxima of codes, or of reals."""
     out, begins, _ = geometry(op, x.shape[2:])
-    parts = taps(op, x, int(np.iinfo(x.dtype).min), out, begins)
+    lowest = -np.inf if x.dtype.kind == "f" else int(np.iinfo(x.dtype).min)
+    parts = taps(op, x, lowest, out, begins)
     best = np.array(next(parts), copy=True)
     for part in parts:
         np.maximum(best, part, out=best)

@@ -188,8 +188,9 @@ def test_an_operator_and_its_qdq_form_give_the_same_codes(make: Make, dtype: str
     q = QOperator(dtype)
     make(q)
     if make.__name__ in NO_KERNEL:
+        # onnxruntime cannot run QLinearReduceMean at all, so nothing is there to compare with: only the rewriting is tried
         assert not any(node.op_type in TWINS for node in to_qdq(q.model()).proto.graph.node)
-        pytest.skip("onnxruntime has no kernel for QLinearReduceMean: only the rewriting is tried")
+        return
     compare(q.model())
 
 
