@@ -158,6 +158,7 @@ class _Run:
     def __init__(self, request: Request) -> None:
         self.request = request
         shapes = _input_shapes(request.samples)
+        _no_nan_into_codes(request.model.graph, request.samples)
         self.model = request.model.with_input_shapes(shapes)
         self.graph = self.model.graph
         other = request.candidate_model
@@ -598,6 +599,22 @@ def _input_shapes(samples: Sequence[Sample]) -> dict[str, tuple[int, ...]]:
                     hint="run them apart, or resize them alike (--preprocess)",
                 )
     return shapes
+
+
+def _no_nan_into_codes(graph: Graph, samples: Sequence[Sample]) -> None:
+    """Refuse NaN in a feed that the model quantises: it has no code, and engines disagree on what to make of it."""
+    for sample in samples:
+        for name, array in sample.arrays().items():
+            readers = graph.consumers.get(name, ())
+            quantised = next((reader for reader in readers if reader.op_type == "QuantizeLinear"), None)
+            count = int(np.count_nonzero(np.isnan(array))) if quantised is not None and array.dtype.kind == "f" else 0
+            if count and quantised is not None:
+                step = graph.step_of_node[quantised.index].id
+                raise InputError(
+                    f"input '{name}' of {sample.id} holds {count} NaN, and step #{step} QuantizeLinear has no code for NaN",
+                    asked=name,
+                    hint="clean the input, or look at what made it",
+                )
 
 
 def _same_inputs(own: Graph, other: Graph) -> None:

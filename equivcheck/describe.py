@@ -8,10 +8,12 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
+from equivcheck.errors import SelectorError
 from equivcheck.models.graph import Graph, Quantisation, Step
-from equivcheck.models.onnx.external import external_bytes, range_of
+from equivcheck.models.onnx.external import all_tensors
 from equivcheck.models.onnx.load import OnnxModel, dtype_name
 from equivcheck.models.onnx.rewrite import TWINS
+from equivcheck.models.select import select
 
 SCHEMA = "equivcheck-inspect/1"
 _SUGGESTED = 8
@@ -21,6 +23,14 @@ _WORTH_TRYING = (
     "ArgMax TopK NonMaxSuppression MatMul Gemm"
 ).split()
 _BITS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8, "int16": 16, "uint16": 16, "int32": 32}
+_NARROW = {
+    "int2": 2,
+    "uint2": 2,
+    "int4": 4,
+    "uint4": 4,
+    "float4_e2m1fn": 4,
+    "bfloat16": 16,
+}  # bits of what is not numpy's
 
 
 class Port(msgspec.Struct, frozen=True):
@@ -76,7 +86,7 @@ class Description(msgspec.Struct, frozen=True):
 def describe(model: OnnxModel) -> Description:
     """Return what `model` is made of. Reads no weights but scales and zero points."""
     graph, proto = model.graph, model.proto
-    weights = list(proto.graph.initializer)
+    weights = all_tensors(proto)
     return Description(
         schema=SCHEMA,
         path=model.path,
@@ -93,7 +103,7 @@ def describe(model: OnnxModel) -> Description:
         scheme=_scheme(model),
         parameters=sum(int(np.prod(t.dims)) for t in weights),
         weight_bytes=sum(_bytes(t.data_type, int(np.prod(t.dims))) for t in weights),
-        external_bytes=external_bytes(proto) if any(range_of(t).location for t in weights) else 0,
+        external_bytes=model.external_bytes,
         split_points=_suggestions(graph),
     )
 
@@ -118,29 +128,33 @@ def _port(graph: Graph, name: str) -> Port:
 
 def _bytes(element: int, count: int) -> int:
     name = dtype_name(element)
-    bits = _BITS.get(name) or (16 if "16" in name else 8 if "8" in name else 64 if "64" in name else 32)
-    return count * bits // 8
+    if name.startswith("float8"):
+        return count
+    return -(-count * _NARROW[name] // 8) if name in _NARROW else count * np.dtype(name).itemsize
 
 
 def _scheme(model: OnnxModel) -> Scheme:
     graph = model.graph
     activations = Counter(_kind(graph, q, name) for name in graph.stored if (q := graph.quantisation.get(name)))
+    weights = Counter(_weights(graph))
     return Scheme(
-        form=_form(model, bool(activations)),
+        form=_form(model, bool(activations), bool(weights)),
         activations=dict(activations.most_common()),
-        weights=dict(Counter(_weights(graph)).most_common()),
+        weights=dict(weights.most_common()),
         not_quantised=[
             f"#{s.id} {s.op_type}" for s in graph.steps if not any(out in graph.quantisation for out in s.outputs)
         ],
     )
 
 
-def _form(model: OnnxModel, quantised: bool) -> str:
+def _form(model: OnnxModel, quantised: bool, weights: bool) -> str:
+    if any(node.op_type == "DynamicQuantizeLinear" for node in model.graph.originals):
+        return "dynamic"
     twins = any(node.op_type in TWINS for node in model.graph.originals)
     pairs = sum(node.op_type == "DequantizeLinear" for node in model.graph.originals) > len(model.graph.outputs)
     if twins:
         return "QOperator and QDQ mixed" if pairs else "QOperator"
-    return "QDQ" if quantised else "not quantised"
+    return "QDQ" if quantised else "weights only" if weights else "not quantised"
 
 
 def _kind(graph: Graph, quantisation: Quantisation, name: str) -> str:
@@ -161,18 +175,37 @@ def _weights(graph: Graph) -> Iterable[str]:
 
 
 def _suggestions(graph: Graph) -> list[Suggestion]:
-    """The operators worth splitting at, most telling first, and the last linear one."""
+    """The operators worth splitting at, most telling first, and the last linear one; else the middle of the model."""
     by_op: dict[str, list[Step]] = {}
     for step in graph.steps:
-        name = graph.main_node(step).op_type
-        by_op.setdefault(TWINS.get(name, name), []).append(step)
-    found = [
-        Suggestion(op if len(steps) == 1 else f"{op}#1", op, len(steps), steps[0].id)
-        for op in _WORTH_TRYING
-        if (steps := by_op.get(op))
-    ]
+        for name in dict.fromkeys(_original(graph, index) for index in step.nodes):
+            by_op.setdefault(TWINS.get(name, name), []).append(step)
+    found = [_suggestion(graph, op, steps[0]) for op in _WORTH_TRYING if (steps := by_op.get(op))]
     linear = [step for op in ("Conv", "Gemm", "MatMul") for step in by_op.get(op, [])]
     if linear:
         last = max(linear, key=lambda step: step.id)
-        found.append(Suggestion(f"#{last.id}", last.op_type, 1, last.id))
+        if last.id not in {point.step for point in found}:
+            found.append(Suggestion(f"#{last.id}", last.op_type, 1, last.id))
+    if not found and graph.steps:
+        middle = graph.steps[len(graph.steps) // 2]
+        found.append(Suggestion(f"#{middle.id}", middle.op_type, 1, middle.id))
     return found[:_SUGGESTED]
+
+
+def _original(graph: Graph, index: int) -> str:
+    node = graph.nodes[index]
+    return graph.originals[node.origin].op_type if node.origin >= 0 else node.op_type
+
+
+def _suggestion(graph: Graph, op: str, first: Step) -> Suggestion:
+    """The shortest selector of the first `op` that means nothing else in this model."""
+    points = select(graph, [f"op:{op}"], TWINS)
+    step = points[0].step or first
+    for text in (op if len(points) == 1 else f"{op}#1", f"op:{op}"):
+        try:
+            found = select(graph, [text], TWINS)
+        except SelectorError:  # a node or value has that name too
+            continue
+        if len(found) == 1 and found[0].step is step:
+            return Suggestion(text, op, len(points), step.id)
+    return Suggestion(f"#{step.id}", op, len(points), step.id)

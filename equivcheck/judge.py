@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from equivcheck.metrics import StepTally, Tally
+from equivcheck.metrics import INFINITE, StepTally, Tally
 from equivcheck.models.graph import Graph, Step
 from equivcheck.plan import Plan
 from equivcheck.result import (
@@ -581,7 +581,7 @@ def _would_pass(
     if limit.metric in ("excess", "max_abs"):
         kinds: tuple[Kind, ...] = ("candidate", "fed", "stress")
         values = [findings[kind, name].excess for kind in kinds if (kind, name) in findings]
-        return {limit.metric: max(values)} if values else {}
+        return {limit.metric: min(max(values), INFINITE)} if values else {}
     value = _figures(tally).get(limit.metric) if tally is not None else None
     return {} if value is None or value == float("inf") else {limit.metric: value}
 
@@ -589,6 +589,8 @@ def _would_pass(
 def _would_hide(excess: float | None) -> str | None:
     if excess is None or excess < _FLOOR_EXCESS:
         return None
+    if excess >= INFINITE:
+        return "anything at all"
     return "truncation in this step" if excess < 1.0 else f"truncation and any code off by {int(excess)} in this step"
 
 

@@ -22,6 +22,7 @@ from equivcheck.result import ChannelError, ChannelExcess, Metrics, StepError
 
 Array = npt.NDArray[Any]
 BLOCK = 1 << 16  # elements: 64 Ki float64 of scratch stay in L2 (FACTS section 6: 32 to 64 Ki elements are best)
+INFINITE = 1e300  # stands for "infinitely wrong" (NaN where a number is due) in figures that JSON must be able to hold
 LADDER = (0, 1, 2, 3, 4, 8, 16, 32, 64, 128)
 
 
@@ -412,13 +413,14 @@ class StepTally:
 
     def finish(self) -> StepError:
         channel = int(self.by_channel.argmax()) if self.by_channel.size > 1 and self.excess > 0 else None
+        excess = min(self.excess, INFINITE)
         return StepError(
             n=self.n,
-            excess=self.excess,
+            excess=excess,
             worst=list(self.worst),
-            worst_channel=None if channel is None else ChannelExcess(index=channel, excess=self.excess),
+            worst_channel=None if channel is None else ChannelExcess(index=channel, excess=excess),
             off=self.off,
-            max_lsb=self.max_lsb,
+            max_lsb=min(self.max_lsb, INFINITE),
             bias_lsb=self.sum_bias / self.n if self.n else 0.0,
             saturated_share=self.saturated / self.n if self.n else 0.0,
             off_grid=self.off_grid,

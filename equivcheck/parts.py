@@ -20,14 +20,14 @@ import onnx
 from onnx import helper
 
 from equivcheck.engines.ort import OrtEngine
-from equivcheck.errors import EngineError, EngineRefused, InputError, OutputError, SelectorError
+from equivcheck.errors import EngineError, EngineRefused, EquivcheckError, InputError, OutputError, SelectorError
 from equivcheck.inputs import Sample, samples_from_python
 from equivcheck.models.graph import Array
 from equivcheck.models.onnx.cut import part
-from equivcheck.models.onnx.external import carry_external
+from equivcheck.models.onnx.external import carry_external, is_external
 from equivcheck.models.onnx.load import OnnxModel, load_model
 from equivcheck.models.onnx.rewrite import TWINS
-from equivcheck.models.onnx.split import Parts, Place, build_parts, find_cut
+from equivcheck.models.onnx.split import Parts, Place, build_parts, find_cut, readable
 from equivcheck.models.select import select
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "equivcheck-split/1"
 _PLAIN = {"optimization": "disable"}
+_SCRATCH = ".equivcheck-split-"
+_SMALL_WEIGHT = 1 << 16  # bytes; shapes, axes and the like, which types may depend on, are smaller
 
 
 class PartInfo(msgspec.Struct, frozen=True):
@@ -125,20 +127,47 @@ def _types_by_engine(proto: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
     """Types of a model's untyped outputs, as ONNX Runtime works them out when it loads it."""
     engine = OrtEngine()
     try:
-        loaded = engine.load(proto.SerializeToString(), _PLAIN)
+        loaded = engine.load(_without_weights(proto).SerializeToString(), _PLAIN)
     except Exception as error:  # onnxruntime raises its own classes, RuntimeError and ValueError
         raise EngineRefused("onnxruntime does not know the type of a cut value", last_words=str(error)[:400]) from error
-    return {name: _port(name, kind, shape) for name, kind, shape in loaded["outputs"]}
+    return {name: helper.make_value_info(name, _type(kind, shape)) for name, kind, shape in loaded["outputs"]}
 
 
-def _port(name: str, kind: str, shape: Sequence[Any]) -> onnx.ValueInfoProto:
-    """ONNX Runtime's `tensor(float)` and shape as a ValueInfoProto; sequences and maps stay untyped."""
-    match = re.fullmatch(r"tensor\((\w+)\)", kind)
-    names = {"float": "FLOAT", "double": "DOUBLE"}
+def _without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose big and external weights are inputs: types do not depend on them."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    ports = {port.name for port in copy.graph.input}
+    kept = []
+    for tensor in copy.graph.initializer:
+        if not is_external(tensor) and tensor.ByteSize() < _SMALL_WEIGHT:
+            kept.append(tensor)
+        elif tensor.name not in ports:
+            copy.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    del copy.graph.initializer[:]
+    copy.graph.initializer.extend(kept)
+    return copy
+
+
+def _type(kind: str, shape: Sequence[Any]) -> onnx.TypeProto:
+    """ONNX Runtime's `seq(tensor(float))` and shape as a TypeProto. No shape can mean a scalar as well as an unknown rank."""
+    match = re.fullmatch(r"(tensor|sparse_tensor|seq|optional|map)\((.+)\)", kind)
     if match is None:
-        return onnx.ValueInfoProto(name=name)
-    element = onnx.TensorProto.DataType.Value(names.get(match[1], match[1].upper()))
-    return helper.make_tensor_value_info(name, element, list(shape) if shape else None)
+        return onnx.TypeProto()
+    outer, inner = match.groups()
+    if outer == "seq":
+        return helper.make_sequence_type_proto(_type(inner, ()))
+    if outer == "optional":
+        return helper.make_optional_type_proto(_type(inner, ()))
+    if outer == "map":
+        key, value = inner.split(",", 1)
+        return helper.make_map_type_proto(_element(key), _type(value, ()))
+    make = helper.make_tensor_type_proto if outer == "tensor" else helper.make_sparse_tensor_type_proto
+    return make(_element(inner), list(shape) if shape else None)
+
+
+def _element(name: str) -> int:
+    return int(onnx.TensorProto.DataType.Value(name.upper()))
 
 
 class _Proof:
@@ -161,8 +190,11 @@ class _Proof:
         self.feeds = sample.arrays()
         ports = {port.name: None for port in model.proto.graph.input}
         outputs = [port.name for port in model.proto.graph.output]
+        whole = part(model.proto, inputs=ports, outputs=outputs)
+        del whole.graph.output[:]
+        whole.graph.output.extend(model.proto.graph.output)
         try:
-            self.whole = _run(part(model.proto, inputs=ports, outputs=outputs), self.feeds, model)
+            self.whole = _run(whole, self.feeds, model)
         except EngineError as error:
             self.refused = f"not proved: ONNX Runtime would not run the model itself ({error})"
 
@@ -172,44 +204,72 @@ class _Proof:
             return None, self.refused
         try:
             got = _run(parts.head, self.feeds, self.model)
+            _fit_shapes(parts.head, got)
             if parts.tail is not None:
-                ports = {port.name for port in parts.tail.graph.input}
-                got |= _run(parts.tail, {n: a for n, a in {**self.feeds, **got}.items() if n in ports}, self.model)
+                _fit_shapes(parts.tail, got)
+                got |= _run(parts.tail, {**self.feeds, **got}, self.model)
+                _fit_shapes(parts.tail, got)
         except EngineError as error:
             return False, f"a part does not run: {error}"
         for name, array in self.whole.items():
             if name not in got:
                 return False, f"output '{name}' comes out of neither part"
-            if not _same_bits(array, got[name], exchanged=name in parts.exchanged):
+            if not _same_bits(array, got[name]):
                 return False, f"output '{name}' differs"
         return True, ""
 
 
 def _run(proto: onnx.ModelProto, feeds: Mapping[str, Array], model: OnnxModel) -> dict[str, Array]:
+    """Run `proto` on those of `feeds` that it asks for; outputs that numpy cannot hold come in their exchange type."""
     engine = OrtEngine()
-    ports = {port.name for port in proto.graph.input}
+    shown = readable(proto)
     try:
         if model.external:
             with tempfile.TemporaryDirectory(prefix="equivcheck-") as scratch:
-                copy = onnx.ModelProto()
-                copy.CopyFrom(proto)
+                copy = _copied(shown)
                 carry_external(copy, Path(model.path).parent, Path(scratch))
                 path = Path(scratch) / "part.onnx"
                 path.write_bytes(copy.SerializeToString())
-                engine.load(str(path), _PLAIN)
-                return engine.run({name: array for name, array in feeds.items() if name in ports})
-        engine.load(proto.SerializeToString(), _PLAIN)
-        return engine.run({name: array for name, array in feeds.items() if name in ports})
+                asked = engine.load(str(path), _PLAIN)["inputs"]
+                return engine.run({name: feeds[name] for name, _, _ in asked if name in feeds})
+        asked = engine.load(shown.SerializeToString(), _PLAIN)["inputs"]
+        return engine.run({name: feeds[name] for name, _, _ in asked if name in feeds})
+    except EquivcheckError:
+        raise
     except Exception as error:  # onnxruntime raises its own classes, RuntimeError and ValueError
         raise EngineRefused("onnxruntime", last_words=" ".join(str(error).split())[:400]) from error
 
 
-def _same_bits(one: Any, other: Any, *, exchanged: bool) -> bool:
+def _fit_shapes(made: onnx.ModelProto, arrays: Mapping[str, Any]) -> None:
+    """Give ports without a shape the rank they were seen with, and open the dimensions that turned out to be wrong.
+
+    onnx.checker wants a shape of every port; and a stale value_info must not make a tail refuse what its head gives.
+    """
+    for port in [*made.graph.input, *made.graph.output]:
+        array, kind = arrays.get(port.name), port.type.tensor_type
+        if not isinstance(array, np.ndarray) or not port.type.HasField("tensor_type"):
+            continue
+        if not kind.HasField("shape") or len(kind.shape.dim) != array.ndim:
+            kind.shape.CopyFrom(onnx.TensorShapeProto(dim=[onnx.TensorShapeProto.Dimension()] * array.ndim))
+        for dim, size in zip(kind.shape.dim, array.shape, strict=True):
+            if dim.HasField("dim_value") and dim.dim_value != size:
+                dim.Clear()
+
+
+def _same_bits(one: Any, other: Any) -> bool:
     if not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):  # sequences, maps
-        return repr(one) == repr(other)
-    if one.dtype.kind in "OUS" or exchanged:
-        return bool(np.array_equal(one, other)) if not exchanged else one.shape == other.shape
+        return _same_items(one, other)
+    if one.dtype.kind in "OUS":
+        return bool(np.array_equal(one, other))
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+def _same_items(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return list(one) == list(other) and all(_same_bits(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same_bits, one, other))
+    return repr(one) == repr(other)
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
@@ -220,23 +280,25 @@ def write(model: OnnxModel, found: Sequence[SplitPart], folder: str | os.PathLik
 
     `folder` is written whole or not at all; it must not exist, be empty, or hold an earlier split. Raises OutputError.
     """
+    check_target(folder, model.path)
     place = Path(folder)
-    if place.exists() and (not place.is_dir() or (any(place.iterdir()) and not (place / "split.json").exists())):
-        raise OutputError(
-            f"{place} exists and holds no earlier split", asked=str(place), hint="name a new or empty folder"
-        )
+    home = (
+        place if place.exists() else place.parent
+    )  # an existing folder may be a mount, or where the shell is: it stays
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+        home.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=home))
     except OSError as error:
-        raise OutputError(f"cannot write to {place.parent}: {error.strerror}", asked=str(place)) from error
+        raise OutputError(f"cannot write to {home}: {error.strerror}", asked=str(place)) from error
     try:
-        info = SplitInfo(SCHEMA, model.path, [_write_one(model, k, one, scratch) for k, one in enumerate(found, 1)])
-        (scratch / "split.json").write_bytes(info.to_json())
-        scratch.chmod(0o755)
-        if place.exists():
-            shutil.rmtree(place)
-        scratch.replace(place)
+        made = scratch / "new"
+        made.mkdir()
+        info = SplitInfo(SCHEMA, model.path, [_write_one(model, k, one, made) for k, one in enumerate(found, 1)])
+        (made / "split.json").write_bytes(info.to_json())
+        if home == place:
+            _exchange_entries(place, made, scratch / "old")
+        else:
+            made.replace(place)
     except OSError as error:
         raise OutputError(f"cannot write {place}: {error.strerror}", asked=str(place)) from error
     finally:
@@ -244,10 +306,41 @@ def write(model: OnnxModel, found: Sequence[SplitPart], folder: str | os.PathLik
     return info
 
 
+def check_target(folder: str | os.PathLike[str], model: str | os.PathLike[str]) -> None:
+    """Raise OutputError unless a split of `model` may be written to `folder`: new, empty, or an earlier split and no more."""
+    place = Path(folder)
+    if not place.exists():
+        return
+    if not place.is_dir():
+        raise OutputError(f"{place} is a file", asked=str(place), hint="name a new or empty folder")
+    if Path(model).resolve().is_relative_to(place.resolve()):
+        raise OutputError(f"{place} holds the model itself", asked=str(place), hint="name a new or empty folder")
+    names = [entry.name for entry in place.iterdir() if not entry.name.startswith(_SCRATCH)]
+    foreign = [name for name in names if name != "split.json" and not re.match(r"\d{3,}_", name)]
+    if names and ("split.json" not in names or foreign):
+        what = f"more than an earlier split ({foreign[0]})" if "split.json" in names else "no earlier split"
+        raise OutputError(f"{place} exists and holds {what}", asked=str(place), hint="name a new or empty folder")
+
+
+def _exchange_entries(place: Path, made: Path, old: Path) -> None:
+    """Put what `made` holds into `place`, in exchange for what is there; all as it was when that fails midway."""
+    old.mkdir()
+    moves = [(entry, old / entry.name) for entry in place.iterdir() if not entry.name.startswith(_SCRATCH)]
+    moves += [(entry, place / entry.name) for entry in sorted(made.iterdir())]
+    done = 0
+    try:
+        for done, (source, target) in enumerate(moves):  # noqa: B007  # where it stopped
+            source.replace(target)
+    except BaseException:
+        for source, target in reversed(moves[:done]):
+            target.replace(source)
+        raise
+
+
 def _write_one(model: OnnxModel, number: int, one: SplitPart, folder: Path) -> SplitPointInfo:
     cut, point = one.parts.cut, one.parts.cut.point
     kind = point.node.op_type if point.node is not None else "value"
-    name = f"{number:03d}_{re.sub(r'[^A-Za-z0-9_.-]', '_', kind)}"
+    name = f"{number:03d}_{re.sub(r'[^A-Za-z0-9_.-]', '_', kind)[:80]}"
     (folder / name).mkdir()
     head = _write_part(model, one.head, folder, f"{name}/head.onnx")
     tail = _write_part(model, one.tail, folder, f"{name}/tail.onnx") if one.tail is not None else None
@@ -271,7 +364,7 @@ def _write_part(model: OnnxModel, proto: onnx.ModelProto, folder: Path, relative
     path = folder / relative
     if model.external:
         proto = _copied(proto)
-        carry_external(proto, Path(model.path).parent, path.parent, prefix=f"{path.stem}.")
+        carry_external(proto, Path(model.path).parent, path.parent, prefix=f"{path.stem}-")
     path.write_bytes(proto.SerializeToString())
     constants = {tensor.name for tensor in proto.graph.initializer}
     return PartInfo(

@@ -34,7 +34,9 @@ def fixtures_dir() -> Path:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """In CI nothing is skipped: with EQUIVCHECK_NO_SKIPS=1 a skip is a failure with the same reason."""
     report = yield
     if report.skipped and os.environ.get("EQUIVCHECK_NO_SKIPS") == "1":

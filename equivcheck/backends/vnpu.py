@@ -15,7 +15,7 @@ from equivcheck.backends.spec import Spec
 from equivcheck.engines.ort import OrtEngine
 from equivcheck.errors import EngineRefused, SpecError
 from equivcheck.models.graph import Array, Graph, Step
-from equivcheck.models.onnx.isolate import isolate, spec_of
+from equivcheck.models.onnx.isolate import spec_of, step_model
 from equivcheck.models.onnx.load import OnnxModel
 from equivcheck.recording import Recording
 from equivcheck.result import Crossing, Observation, Placement, Side
@@ -24,6 +24,9 @@ from equivcheck.vnpu.profiles import load_profile, profile_names
 from equivcheck.vnpu.program import Program, compile_program
 from equivcheck.vnpu.targets import load_target, target_names
 
+# One thread: a model that falls back step by step has thousands of sessions, each with a thread pool of its own otherwise
+# (3000 of them brought the machine to a load of 1500).
+_ONE_STEP = {"optimization": "disable", "threads": 1}
 NOT_YOUR_BOARD = "A SOFTWARE NPU, NOT YOUR BOARD (see: equivcheck backends)"
 
 
@@ -46,6 +49,11 @@ class VnpuBackend(Backend):
         self.target = load_target(self.chosen["target"])
         self.fault = self._fault()
         self._planted_at: str | None = None
+
+    def _check_value(self, key: str, option: Option, value: str) -> None:
+        """Profiles and targets may be files of the user's own; load_profile and load_target read them."""
+        if key not in ("profile", "target") or not value.endswith(".toml"):
+            super()._check_value(key, option, value)
 
     def _fault(self) -> Fault | None:
         if "fault" not in self.chosen:
@@ -96,7 +104,7 @@ class VnpuBackend(Backend):
     def proofs(cls) -> list[str]:
         """One line for each (profile, operator): proved against what, or why not."""
         return [
-            f"{name}: {proof.operator} {'equals ' + proof.against if proof.proved else 'NOT PROVED'} ({proof.note})"
+            f"{name}: {proof.operator}: {'proved' if proof.proved else 'NOT PROVED'}: {proof.note}"
             for name in profile_names()
             for proof in load_profile(name).proofs.values()
         ]
@@ -110,23 +118,18 @@ class CpuFallback:
         self._engines: dict[tuple[int, tuple[tuple[int, ...], ...]], OrtEngine] = {}
 
     def __call__(self, step: Step, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the stored values that `step` makes from the stored values `inputs`."""
-        cuts = {name: spec_of(array) for name, array in inputs.items()}
-        isolated = isolate(self.model, cuts, form="codes", steps=[step], wanted=step.outputs)
+        """Return the stored values that `step` makes from the stored values `inputs`. Raises EngineRefused."""
         key = (step.id, tuple(array.shape for array in inputs.values()))
         try:
             if key not in self._engines:
+                alone = step_model(self.model, step, {name: spec_of(array) for name, array in inputs.items()})
                 engine = OrtEngine()
-                engine.load(isolated.proto.SerializeToString(), {"optimization": "disable"})
+                engine.load(alone.SerializeToString(), _ONE_STEP)
                 self._engines[key] = engine
-            got = self._engines[key].run(isolated.feed(inputs))
+            return self._engines[key].run(inputs)
         except Exception as error:  # onnxruntime raises its own classes, RuntimeError and ValueError
             words = " ".join(str(error).split())[:400]
             raise EngineRefused(f"step #{step.id} {step.op_type} on the CPU", last_words=words) from error
-        return {
-            name: got[shown] if shown in got else inputs[shown]
-            for name, shown in {**isolated.outputs, **isolated.passthrough}.items()
-        }
 
 
 def dequantised(graph: Graph, name: str, values: Mapping[str, Array]) -> Array:
@@ -188,8 +191,9 @@ class _VnpuSession(Session):
                     direction="npu->cpu" if c.direction == "npu->cpu" else "cpu->npu",
                 )
                 for c in self.program.crossings
+                if not c.model_edge  # what any engine is fed and asked for
             ],
-            notes=[NOT_YOUR_BOARD, *([planted.text] if (planted := self.program.planted) is not None else [])],
+            notes=[*([planted.text] if (planted := self.program.planted) is not None else []), NOT_YOUR_BOARD],
             timings_s={key: round(value, 6) for key, value in self.timings.items()},
         )
 

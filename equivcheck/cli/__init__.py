@@ -28,6 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(code or 0)
     except click.exceptions.Exit as stop:
         return int(stop.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)
+        return TROUBLE
     except click.UsageError as error:
         return _complain(_usage(error))
     except click.ClickException as error:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from typing import TYPE_CHECKING
 
 import click
+
+from equivcheck.cli.streams import check_json, write_json
 
 if TYPE_CHECKING:
     from equivcheck.describe import Description, Port
@@ -14,16 +15,15 @@ if TYPE_CHECKING:
 
 @click.command(name="inspect", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.argument("model", type=click.Path(path_type=str))
-@click.option("--json", "json_to", metavar="-", help="Print JSON on stdout instead of text.")
+@click.option("--json", "json_to", metavar="FILE|-", help="Write it as JSON; - prints that on stdout instead of text.")
 def command(model: str, json_to: str | None) -> int:
     """Show what MODEL is made of: ports, operators, quantisation, weights, and where to split it."""
     from equivcheck.describe import describe
     from equivcheck.models.onnx.load import load_model
 
+    check_json(json_to)
     found = describe(load_model(model))
-    if json_to is not None:
-        sys.stdout.buffer.write(found.to_json())
-    else:
+    if not write_json(found.to_json(), json_to):
         click.echo("\n".join(_lines(found)))
     return 0
 
@@ -52,7 +52,7 @@ def _lines(found: Description) -> list[str]:
         lines.append(f"  in float   {len(scheme.not_quantised)} of {found.steps} steps: {shown}")
     if found.functions:
         lines.append(f"  functions  {', '.join(found.functions)}")
-    lines += ["", "  split it at (for --split-at, split --at):"]
+    lines += ["", "  split it at (for --split-at, split --at):"] if found.split_points else []
     for point in found.split_points:
         many = f", 1 of {point.count}" if point.count > 1 else ""
         lines.append(f"    {shlex.quote(point.selector):24} {point.op_type}, step #{point.step}{many}")
@@ -64,7 +64,7 @@ def _port(port: Port) -> str:
         "x".join("?" if dim is None else str(dim) for dim in port.shape) if port.shape is not None else "shape unknown"
     )
     grid = "" if port.scale is None else f", scale {port.scale:.6g}, zero point {port.zero_point}"
-    return f"{port.name} {shape or 'scalar'} {port.dtype}{grid}"
+    return f"{port.name} {shape or 'scalar'} {port.dtype}{grid}" if port.dtype else f"{port.name} of no tensor type"
 
 
 def _counts(counts: dict[str, int]) -> str:

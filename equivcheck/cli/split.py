@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from equivcheck.cli.streams import progress_line
+from equivcheck.cli.streams import check_json, progress_line, write_json
 
 if TYPE_CHECKING:
     from equivcheck.parts import SplitInfo, SplitPointInfo
@@ -38,7 +37,12 @@ model, bit for bit. Exit codes: 0 proved (or not asked for), 1 a part does not r
 @click.option("-i", "--input", "inputs", metavar="INPUT", multiple=True, help="Input of the proof (default: random).")
 @click.option("--preprocess", metavar="RECIPE", help="How a picture becomes the input, as for diff.")
 @click.option("--prove/--no-prove", default=None, help="Run head + tail against the model (default: up to 1 GB).")
-@click.option("--json", "json_to", metavar="-", help="Print split.json on stdout instead of the table.")
+@click.option(
+    "--json",
+    "json_to",
+    metavar="FILE|-",
+    help="Also write split.json here; - prints it on stdout instead of the table.",
+)
 def command(
     model: str,
     at: tuple[str, ...],
@@ -55,12 +59,14 @@ def command(
     """
     if output is None:
         raise click.UsageError("where to? give -o DIR")
+    check_json(json_to)
     from equivcheck.check import input_specs
     from equivcheck.inputs import load_samples
     from equivcheck.models.onnx.load import load_model
-    from equivcheck.parts import split, write
+    from equivcheck.parts import check_target, split, write
 
     progress = progress_line()
+    check_target(output, model)
     whole = load_model(model)
     given = (
         load_samples(list(inputs), input_specs(whole.graph), recipe=preprocess).samples[0].arrays() if inputs else None
@@ -68,9 +74,7 @@ def command(
     found = split(whole, at, cut="after" if cut == "after" else "before", inputs=given, prove=prove, progress=progress)
     info = write(whole, found, output)
     progress("")
-    if json_to is not None:
-        sys.stdout.buffer.write(info.to_json())
-    else:
+    if not write_json(info.to_json(), json_to):
         _show(info, output)
     return 1 if any(point.proved is False for point in info.split_points) else 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 
 def progress_line() -> Callable[[str], None]:
@@ -11,3 +12,22 @@ def progress_line() -> Callable[[str], None]:
     if not sys.stderr.isatty():
         return lambda text: None
     return lambda text: print(f"\r\x1b[K{text[:98]}", end="", file=sys.stderr, flush=True)
+
+
+def check_json(to: str | None) -> None:
+    """Find out that `--json` cannot be written before the work, not after. Raises OutputError."""
+    if to not in (None, "-"):
+        from equivcheck.render.files import check_writable
+
+        check_writable(Path(str(to)))
+
+
+def write_json(content: bytes, to: str | None) -> bool:
+    """Write what `--json` asks for to a file or stdout; True where stdout is taken by it."""
+    if to == "-":
+        sys.stdout.buffer.write(content)
+    elif to is not None:
+        from equivcheck.render.files import write_whole
+
+        write_whole(Path(to), content)
+    return to == "-"

@@ -81,6 +81,34 @@ def isolate(
     return Isolated(proto, {name: port for name, port in rename.items() if port in ports}, outputs, passthrough)
 
 
+def step_model(model: OnnxModel, step: Step, inputs: Mapping[str, ArraySpec]) -> onnx.ModelProto:
+    """Return one step alone, from stored values `inputs` to the stored values it makes, names kept.
+
+    Works in time of the step, not of the model: the CPU side of a placement may need thousands of these.
+    """
+    proto, graph = model.qdq.proto, model.graph
+    wanted = set(step.nodes)
+    pending = [name for index in step.nodes for name in graph.reads(graph.nodes[index])]
+    reads: set[str] = set()
+    while pending:
+        name = pending.pop()
+        source = graph.producer.get(name)
+        if name in reads or name in inputs:
+            continue
+        reads.add(name)
+        if source is not None and source.index not in wanted:
+            wanted.add(source.index)
+            pending += graph.reads(source)
+    small = onnx.ModelProto(ir_version=proto.ir_version)
+    small.opset_import.extend(proto.opset_import)
+    small.functions.extend(proto.functions)
+    small.graph.name = f"step {step.id}"
+    small.graph.node.extend(proto.graph.node[index] for index in sorted(wanted))
+    small.graph.initializer.extend(model.initializers[name] for name in sorted(reads & model.initializers.keys()))
+    small.graph.sparse_initializer.extend(s for s in proto.graph.sparse_initializer if s.values.name in reads)
+    return part(small, inputs=inputs, outputs=step.outputs)
+
+
 def _free(stem: str, taken: set[str]) -> str:
     name = stem
     while name in taken:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 
 from equivcheck.errors import ModelError, near
 from equivcheck.models.graph import Array, Dim, Graph, Node, Value
-from equivcheck.models.onnx.external import LARGEST_IN_MEMORY, external_bytes, is_external, load_external
+from equivcheck.models.onnx.external import LARGEST_IN_MEMORY, external_bytes, external_tensors, load_external
 from equivcheck.models.onnx.rewrite import QdqForm, to_qdq
 
 _NAMES = {
@@ -33,11 +33,15 @@ _NAMES = {
 
 @dataclass(frozen=True, eq=False)
 class OnnxModel:
-    """One ONNX model. `proto` is the file's content and is never changed; surgery works on copies."""
+    """One ONNX model. `proto` is the file's content and is never changed; surgery works on copies.
+
+    `external_bytes`: how much of its weights lies in files beside it, whether they were read or not.
+    """
 
     path: str
     sha256: str
     proto: onnx.ModelProto
+    external_bytes: int = 0
 
     format = "onnx"
 
@@ -50,6 +54,11 @@ class OnnxModel:
     def graph(self) -> Graph:
         return graph_of(self.qdq, self.proto, Path(self.path).parent)
 
+    @cached_property
+    def initializers(self) -> dict[str, onnx.TensorProto]:
+        """The weights of the QDQ form by name."""
+        return {tensor.name: tensor for tensor in self.qdq.proto.graph.initializer}
+
     @property
     def opsets(self) -> dict[str, int]:
         return {entry.domain or "ai.onnx": entry.version for entry in self.proto.opset_import}
@@ -57,7 +66,7 @@ class OnnxModel:
     @property
     def external(self) -> bool:
         """True where weights stay in files beside the model, because together they do not fit into one protobuf."""
-        return any(is_external(tensor) for tensor in self.proto.graph.initializer)
+        return bool(external_tensors(self.proto))
 
     def with_input_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> OnnxModel:
         """Return this model with the named graph inputs fixed to `shapes`; itself where nothing is symbolic."""
@@ -82,7 +91,7 @@ class OnnxModel:
                 if dim.dim_param in names:
                     dim.dim_value = names[dim.dim_param]
         del proto.graph.value_info[:]  # they may still speak of the symbol
-        return OnnxModel(self.path, self.sha256, proto)
+        return replace(self, proto=proto)
 
 
 def load_model(path: str | os.PathLike[str]) -> OnnxModel:
@@ -122,9 +131,10 @@ def model_from_bytes(content: bytes, path: str) -> OnnxModel:
         ) from error
     if not proto.HasField("graph") or (not proto.graph.node and not proto.graph.output):
         raise ModelError(f"{path} is not an ONNX model: it holds no graph", hint="give an .onnx file")
-    if external_bytes(proto) <= LARGEST_IN_MEMORY:
+    outside = external_bytes(proto)
+    if outside <= LARGEST_IN_MEMORY:
         load_external(proto, Path(path).parent)
-    return OnnxModel(path, hashlib.sha256(content).hexdigest(), proto)
+    return OnnxModel(path, hashlib.sha256(content).hexdigest(), proto, outside)
 
 
 def graph_of(form: QdqForm, proto: onnx.ModelProto, folder: Path) -> Graph:
