@@ -13,33 +13,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equivcheck.backends.base import Backend, Runner, Session
+from equivcheck.backends.base import Backend, Session
 from equivcheck.backends.registry import backend as find_backend
 from equivcheck.engines.ort import OrtEngine
 from equivcheck.errors import EngineError, Inconclusive, InputError, ModelError
 from equivcheck.inputs import InputSpec, Sample, samples_from_python
-from equivcheck.judge import KINDS, Case, Evidence, Kind, SideEvidence, judge, step_limit
-from equivcheck.metrics import Grid, StepTally, Tally, step_tally, tally
+from equivcheck.judge import KINDS, Case, Evidence, Kind, SideEvidence, judge
+from equivcheck.metrics import StepTally, Tally, tally
 from equivcheck.models.graph import Array, Graph, Quantisation
-from equivcheck.models.onnx.cut import codes_of
-from equivcheck.models.onnx.isolate import isolate, real_in_codes, spec_of
+from equivcheck.models.onnx.isolate import spec_of
 from equivcheck.models.onnx.load import OnnxModel, load_model
 from equivcheck.models.onnx.rewrite import TWINS
 from equivcheck.models.select import select
-from equivcheck.plan import Plan, Values, merged, plan
+from equivcheck.opinions import SecondOpinion, random_codes
+from equivcheck.plan import Plan, Values, plan
 from equivcheck.recording import Parameters, Recording, save
-from equivcheck.referee import ExactReferee, float32_bound, float_value_bound
+from equivcheck.referee import ExactReferee
 from equivcheck.result import FeedInfo, Model, Observation, Result, SampleInfo, Side, ValueInfo
 from equivcheck.tolerance import Tolerance, load_tolerance
-from equivcheck.truth import StepResults
+from equivcheck.weigh import Weigher, grid_of
 
 if TYPE_CHECKING:
     import os
 
 Progress = Callable[[str], None]
 DEFAULT_CANDIDATE = "vnpu:profile=tflite-reference,target=warboy"
-_ENVELOPE_RUNS = 8
-_STRESS_SEED = 0
 
 
 def diff(
@@ -149,7 +147,7 @@ class _Open:
     session: Session | None = None
     recordings: list[Recording] = field(default_factory=list)
     broke: str | None = None
-    truth: _Truth | None = None
+    truth: Weigher | None = None
     last: Recording | None = None
     delivered: dict[str, ValueInfo] = field(default_factory=dict)
 
@@ -173,7 +171,7 @@ class _Run:
         self.parameters_differ: dict[str, str] = {}
         self.notes: list[str] = list(request.notes)
         self.referee = ExactReferee(self.graph)
-        self.second: _SecondOpinion | None = None
+        self.second: SecondOpinion | None = None
         self.stressed: tuple[dict[str, StepTally], dict[str, float]] | None = None
 
     # -- the whole run -------------------------------------------------------------------------------------------------
@@ -292,12 +290,12 @@ class _Run:
         stored = set(self.graph.stored)
         return {name: array for name, array in recording.values.items() if name in stored and name not in without}
 
-    def _truth(self, side: _Open, values: Mapping[str, Array], unusable: Mapping[str, str]) -> _Truth:
+    def _truth(self, side: _Open, values: Mapping[str, Array], unusable: Mapping[str, str]) -> Weigher:
         specs = {name: spec_of(array) for name, array in values.items()}
         if side is self.candidate and self.reference.truth is not None and self.reference.truth.specs == specs:
             return self.reference.truth  # both sides delivered the same values: one session serves both
         if side.truth is None or side.truth.specs != specs:
-            side.truth = _Truth(self.model, specs, self.referee, side.backend.legal_excess(), set(unusable))
+            side.truth = Weigher(self.model, specs, self.referee, side.backend.legal_excess(), set(unusable))
         return side.truth
 
     def _accumulated(self, ref: Recording, cand: Recording) -> dict[str, Tally]:
@@ -308,14 +306,14 @@ class _Run:
                 continue
             own = self.graph.quantisation.get(name)
             other = cand.quantisation.get(name)
-            grid = None if own is None else _grid(own, a.ndim)
+            grid = None if own is None else grid_of(own, a.ndim)
             differs = name in self.parameters_differ and other is not None
             step = self.graph.step_of_value[name]
             given = self.request.tolerance.given(name, self.graph.nodes[step.main].op_type, str(a.dtype), "accumulated")
             close = (
                 (given.get("atol", 0.0), given.get("rtol", 0.0)) if "atol" in given or "rtol" in given else (1e-3, 1e-3)
             )
-            found[name] = tally(a, b, grid, _grid(other, a.ndim) if differs and other is not None else None, close)
+            found[name] = tally(a, b, grid, grid_of(other, a.ndim) if differs and other is not None else None, close)
         return found
 
     # -- second opinions -----------------------------------------------------------------------------------------------
@@ -338,11 +336,11 @@ class _Run:
         try:
             if self.second is None:
                 self.request.progress("second opinion: the candidate on the isolated model")
-                self.second = _SecondOpinion(self.candidate.backend, self.candidate.model, usable)
+                self.second = SecondOpinion(self.candidate.backend, self.candidate.model, usable)
             got = self.second.run(ref_values)
             local["fed"], bounds["fed"] = truth.weigh_against(reals, got, ref_values, self.plan.rows)
             if self.stressed is None:
-                codes = _random_codes(self.graph, ref_values)
+                codes = random_codes(self.graph, ref_values)
                 stress_reals = truth.steps.evaluate(codes)
                 self.stressed = truth.weigh_against(stress_reals, self.second.run(codes), codes, self.plan.rows)
                 local["stress"], bounds["stress"] = self.stressed
@@ -397,165 +395,6 @@ class _Run:
                     samples=samples,
                     versions=case.versions,
                 )
-
-
-class _Truth:
-    """The real value of every step, given what one side stored: one run of the isolated model, in float32.
-
-    Where its rounding error could decide (`referee.float32_bound`), the step is evaluated again exactly.
-    """
-
-    def __init__(
-        self,
-        model: OnnxModel,
-        specs: Mapping[str, Any],
-        referee: ExactReferee,
-        declared: Mapping[str, tuple[float, str]],
-        unusable: set[str],
-    ) -> None:
-        self.model = model
-        self.graph = model.graph
-        self.specs = dict(specs)
-        self.referee = referee
-        self.declared = declared
-        self.merged = {
-            name: missing for name, missing in merged(self.graph, specs).items() if not unusable.intersection(missing)
-        }
-        made = [s for s in self.graph.steps if any(out in self.merged for out in s.outputs)]
-        self.steps = StepResults(model, self.specs, made)
-        self._noisy: StepResults | None = None
-        self.results: Mapping[str, Array] = {}
-        self.envelopes: dict[str, float] = {}
-
-    def weigh(
-        self, values: Mapping[str, Array], recording: Recording, rows: Sequence[str], *, own_model: bool
-    ) -> tuple[dict[str, StepTally], dict[str, float]]:
-        """Measure stored `values` of a recording against the real values of their steps on those values.
-
-        Returns (tallies, float bounds) by stored value. Results that a recording of this very model brings along are used.
-        """
-        known = recording.results if own_model else None
-        whole = known is not None and self.merged.keys() <= known.keys() and values.keys() == recording.values.keys()
-        self.results = known if known is not None and whole else self.steps.evaluate(values)
-        self.envelopes = self._envelopes(values) if any(self.merged.values()) else {}
-        tallies, bounds = self.weigh_against(self.results, values, values, rows)
-        return {n: replace(t, off_grid=recording.off_grid.get(n, 0.0)) for n, t in tallies.items()}, bounds
-
-    def weigh_against(
-        self,
-        results: Mapping[str, Array],
-        stored: Mapping[str, Array],
-        values: Mapping[str, Array],
-        rows: Sequence[str],
-    ) -> tuple[dict[str, StepTally], dict[str, float]]:
-        tallies: dict[str, StepTally] = {}
-        bounds: dict[str, float] = {}
-        for name in rows:
-            if name not in stored or name not in results or name not in self.merged:
-                continue
-            if stored[name].size != results[name].size:
-                continue
-            found = self._weigh_one(name, stored[name], results[name], values)
-            tallies[name] = found
-            if found.half == 0.0:
-                bounds[name] = float_value_bound(self.graph, self.graph.step_of_value[name], values, results[name])
-        return tallies, bounds
-
-    def _weigh_one(self, name: str, codes: Array, result: Array, values: Mapping[str, Array]) -> StepTally:
-        quantisation = self.graph.quantisation.get(name)
-        if quantisation is None or codes.dtype.kind not in "iu":
-            return step_tally(codes, result, None, None)
-        grid = None if result.dtype.kind in "iu" else _grid(quantisation, codes.ndim)
-        limits = np.iinfo(quantisation.dtype)
-        bounds = (float(limits.min), float(limits.max))
-        stops = self._stops(name)
-        found = step_tally(codes, result, grid, bounds, clamped_at=stops)
-        found = replace(found, half=0.5, merged=self.merged[name], envelope=self.envelopes.get(name, 0.0))
-        if found.merged or not self._undecided(name, found, values):
-            return found
-        real = self.referee.real(self.graph.step_of_value[name], values)
-        if real is None or name not in real:
-            return found
-        exact = step_tally(codes, real[name], None, bounds, clamped_at=stops)
-        return replace(exact, half=0.5, exact=True)
-
-    def _undecided(self, name: str, found: StepTally, values: Mapping[str, Array]) -> bool:
-        """Could the float32 error of the real value turn the verdict?"""
-        step = self.graph.step_of_value[name]
-        limit = step_limit(self.graph, name, self.declared).limits(found.by_channel.size)
-        margin = np.abs(found.by_channel - 0.5 - limit)
-        return bool(np.min(margin, initial=np.inf) <= float32_bound(self.graph, step, name, values))
-
-    def _stops(self, name: str) -> tuple[float, ...]:
-        """The code of real zero, where the step ends in a Relu or Clip: clamped there, a value says nothing."""
-        step = self.graph.step_of_value[name]
-        quantisation = self.graph.quantisation[name]
-        if not any(op in ("Relu", "Clip") for op in step.ops) or quantisation.per_channel:
-            return ()
-        return (float(quantisation.zero_point.ravel()[0]),)
-
-    def _envelopes(self, values: Mapping[str, Array]) -> dict[str, float]:
-        """How far +-0.3 LSB of noise at the missing values moves each merged step, in codes: the largest of 8 runs."""
-        missing = {m for names in self.merged.values() for m in names}
-        chosen = [n for n, names in self.merged.items() if names]
-        if self._noisy is None:
-            merged_steps = [s for s in self.graph.steps if any(out in chosen for out in s.outputs)]
-            self._noisy = StepResults(self.model, self.specs, merged_steps, noise=missing)
-        found = dict.fromkeys(chosen, 0.0)
-        for _ in range(_ENVELOPE_RUNS):
-            got = self._noisy.evaluate(values)
-            for name in chosen:
-                if name in got and name in self.graph.quantisation:
-                    found[name] = max(found[name], self._moved(name, got[name]))
-        return found
-
-    def _moved(self, name: str, result: Array) -> float:
-        limits = np.iinfo(self.graph.quantisation[name].dtype)
-        noisy = np.clip(real_in_codes(self.graph, name, result), limits.min, limits.max)
-        still = np.clip(real_in_codes(self.graph, name, self.results[name]), limits.min, limits.max)
-        return float(np.max(np.abs(noisy - still), initial=0.0))
-
-
-class _SecondOpinion:
-    """The candidate's engine on the isolated model, ended at DequantizeLinear outputs."""
-
-    def __init__(self, backend: Backend, model: OnnxModel, values: Mapping[str, Array]) -> None:
-        self.graph = model.graph
-        known = {name: spec_of(array) for name, array in values.items() if name in self.graph.stored}
-        self.isolated = isolate(model, known, form="dequantised")
-        self.failed = False
-        self.runner: Runner = backend.deploy(self.isolated.proto)
-
-    def run(self, values: Mapping[str, Array]) -> dict[str, Array]:
-        """Return codes (or floats, where not quantised) of every stored value it makes."""
-        if self.failed:
-            return {}
-        got = self.runner(self.isolated.feed(values))
-        found: dict[str, Array] = {}
-        for name, shown in self.isolated.outputs.items():
-            array = got.get(shown)
-            if array is None:
-                continue
-            if name in self.graph.quantisation and array.dtype.kind == "f":
-                array = codes_of(array, self.graph, name)[0]
-            found[name] = array
-        return found
-
-
-def _random_codes(graph: Graph, values: Mapping[str, Array]) -> dict[str, Array]:
-    """Uniform codes over the whole range for every quantised value; anything else stays as the reference had it."""
-    random = np.random.Generator(np.random.PCG64(_STRESS_SEED))
-    found = dict(values)
-    for name, array in values.items():
-        if name in graph.quantisation and array.dtype.kind in "iu":
-            limits = np.iinfo(array.dtype)
-            found[name] = random.integers(limits.min, limits.max, array.shape, array.dtype, endpoint=True)
-    return found
-
-
-def _grid(quantisation: Quantisation | Parameters, ndim: int) -> Grid:
-    scale, zero = Quantisation(quantisation.scale, quantisation.zero_point, quantisation.axis).along(ndim)
-    return Grid(scale, zero)
 
 
 def _parameters(quantisation: Quantisation) -> Parameters:

@@ -188,7 +188,7 @@ class _Proof:
             self.refused = f"not proved: {error}"
             return
         self.feeds = sample.arrays()
-        ports = {port.name: None for port in model.proto.graph.input}
+        ports = dict.fromkeys(model.graph.inputs)
         outputs = [port.name for port in model.proto.graph.output]
         whole = part(model.proto, inputs=ports, outputs=outputs)
         del whole.graph.output[:]
