@@ -91,9 +91,9 @@ def assert_equivalent(model: str | os.PathLike[str] | OnnxModel, **options: Any)
     __tracebackhide__ = True
     result = diff(model, **options)
     if result.verdict == "different":
-        raise AssertionError(f"\n{result}")
+        raise AssertionError(str(result))
     if result.verdict == "inconclusive":
-        raise Inconclusive(f"\n{result}")
+        raise Inconclusive(str(result))
     return result
 
 
@@ -224,7 +224,11 @@ class _Run:
         self._note_delivered(self.candidate)
         ref, cand = self.reference.last, self._in_model_codes(self.candidate.last)
         self._check_structure(ref, cand)
-        return self._measure(sample, ref, cand)
+        try:
+            return self._measure(sample, ref, cand)
+        except EngineError as error:
+            self.candidate.broke = f"its values could not be weighed: {error}"
+            return None
 
     def _note_delivered(self, side: _Open) -> None:
         assert side.last is not None
@@ -262,6 +266,8 @@ class _Run:
             own, theirs = self.graph.quantisation.get(name), cand.quantisation.get(name)
             if a is not None and a.shape != b.shape:
                 self.incomparable[name] = f"shape {list(b.shape)} against {list(a.shape)}"
+            elif b.dtype.kind not in "biufV" or (b.dtype.kind == "V" and b.dtype.names):
+                self.incomparable.setdefault(name, f"{b.dtype} values are not numbers: not judged")
             elif a is not None and a.dtype != b.dtype:
                 self.incomparable[name] = f"dtype {b.dtype} against {a.dtype}"
             elif own is not None and theirs is not None and (text := _parameters_differ(own, theirs)):
@@ -288,7 +294,11 @@ class _Run:
 
     def _usable(self, recording: Recording, without: set[str]) -> dict[str, Array]:
         stored = set(self.graph.stored)
-        return {name: array for name, array in recording.values.items() if name in stored and name not in without}
+        return {
+            name: array
+            for name, array in recording.values.items()
+            if name in stored and name not in without and array.dtype.kind not in "OUSMmc"
+        }
 
     def _truth(self, side: _Open, values: Mapping[str, Array], unusable: Mapping[str, str]) -> Weigher:
         specs = {name: spec_of(array) for name, array in values.items()}
@@ -302,7 +312,7 @@ class _Run:
         found: dict[str, Tally] = {}
         for name in self.plan.rows:
             a, b = ref.values.get(name), cand.values.get(name)
-            if a is None or b is None or a.shape != b.shape:
+            if a is None or b is None or a.shape != b.shape or name in self.incomparable:
                 continue
             own = self.graph.quantisation.get(name)
             other = cand.quantisation.get(name)
@@ -310,9 +320,7 @@ class _Run:
             differs = name in self.parameters_differ and other is not None
             step = self.graph.step_of_value[name]
             given = self.request.tolerance.given(name, self.graph.nodes[step.main].op_type, str(a.dtype), "accumulated")
-            close = (
-                (given.get("atol", 0.0), given.get("rtol", 0.0)) if "atol" in given or "rtol" in given else (1e-3, 1e-3)
-            )
+            close = (given.get("atol", 0.0), given.get("rtol", 0.0)) if "atol" in given or "rtol" in given else None
             found[name] = tally(a, b, grid, grid_of(other, a.ndim) if differs and other is not None else None, close)
         return found
 

@@ -95,7 +95,9 @@ def judge(case: Case) -> Result:
 def step_limit(graph: Graph, name: str, declared: Mapping[str, tuple[float, str]]) -> Excess:
     """The legal excess of the step that makes stored value `name`."""
     step = graph.step_of_value[name]
-    return legal_excess(_counted(step), _multiplier(graph, step, name), declared)
+    quantisation = graph.quantisation.get(name)
+    bits = 8 if quantisation is None else 8 * quantisation.dtype.itemsize
+    return legal_excess(_counted(step), _multiplier(graph, step, name), declared, bits)
 
 
 def _counted(step: Step) -> tuple[str, ...]:
@@ -260,6 +262,9 @@ class _Judge:
             inputs = "the reference's values" if kind == "fed" else "seeded random codes"
             text = f"fed with {inputs}, the candidate's step is {_held(found, metric)}"
             return "different", text, Limit(metric=metric, rule=found.rule, max=found.limit)
+        broken = self._by_local_rule(name)
+        if broken is not None:
+            return broken
         if by_rule is not None:
             return by_rule
         same = self.accumulated.get(name)
@@ -270,6 +275,20 @@ class _Judge:
             f"its step is legal: {_held(own, metric)}",
             limit,
         )
+
+    def _by_local_rule(self, name: str) -> tuple[TensorVerdict, str, Limit | None] | None:
+        """A limit that rules give this step beside its excess, and that it does not hold; None where it holds all."""
+        error = self.local["candidate"][name].finish()
+        figures = {
+            "max_lsb": error.max_lsb,
+            "bias_lsb": abs(error.bias_lsb),
+            "mismatch_share": error.off / error.n if error.n else 0.0,
+        }
+        for metric, limit in self._given(name, "local").items():
+            if metric in figures and figures[metric] > limit:
+                held = Limit(metric=metric, rule=f"rule of {self.case.tolerance.source}", max=limit)
+                return "different", f"{metric} of this step is {figures[metric]:.6g}, the rule allows {limit:g}", held
+        return None
 
     def _by_accumulated(self, name: str) -> tuple[TensorVerdict, str, Limit | None] | None:
         """Apply the accumulated limits that rules give this tensor; None where none is given."""
@@ -292,7 +311,8 @@ class _Judge:
         for metric, limit in given.items():
             value = figures.get(metric)
             if value is None:
-                continue
+                none = Limit(metric=metric, rule=rule)
+                return "different", f"{metric} since the input does not exist here, so the rule is not met", none
             low = metric in LOWER_BOUNDS
             held = Limit(metric=metric, rule=rule, **({"min": limit} if low else {"max": limit}))
             if value < limit if low else value > limit:
@@ -531,6 +551,7 @@ class _Judge:
             worst is not None
             and worst.accumulated is not None
             and not culprits
+            and not reference_culprits
             and (worst.accumulated.max_lsb or 0) > _AMPLIFIED_LSB
         ):
             found.append(
@@ -538,6 +559,7 @@ class _Judge:
                 "that is this network, not an error"
             )
         found += self._declarations()
+        found += self._idle_rules()
         if reference_culprits:
             first = reference_culprits[0]
             found.append(
@@ -545,6 +567,21 @@ class _Judge:
                 "nobody else is blamed for it"
             )
         return found
+
+    def _idle_rules(self) -> list[str]:
+        """Rules of the tolerance that match no judged tensor: a misspelt name would pass unseen."""
+        used = set()
+        for name in self.case.plan.rows:
+            main = self.graph.nodes[self.graph.step_of_value[name].main].op_type
+            info = self.case.reference.values.get(name) or self.case.candidate.values.get(name)
+            dtype = info.dtype or "" if info else ""
+            used |= {
+                k
+                for k, rule in enumerate(self.case.tolerance.rules)
+                if any(rule.matches(name, main, dtype, on) for on in ("local", "accumulated"))
+            }
+        idle = [k for k in range(len(self.case.tolerance.rules)) if k not in used]
+        return [f"{self.case.tolerance.source}: rule[{k}] matches no judged tensor" for k in idle]
 
     def _declarations(self) -> list[str]:
         """Steps that are legal only because their engine declares a wider limit: said, once an op_type and side."""

@@ -23,6 +23,8 @@ from equivcheck.result import ChannelError, ChannelExcess, Metrics, StepError
 Array = npt.NDArray[Any]
 BLOCK = 1 << 16  # elements: 64 Ki float64 of scratch stay in L2 (FACTS section 6: 32 to 64 Ki elements are best)
 INFINITE = 1e300  # stands for "infinitely wrong" (NaN where a number is due) in figures that JSON must be able to hold
+_CLOSE = (1e-3, 1e-3)
+_SMALLEST = 1e-290  # below, sums of squares have lost digits to underflow
 LADDER = (0, 1, 2, 3, 4, 8, 16, 32, 64, 128)
 
 
@@ -95,16 +97,16 @@ class Tally:
     def finish(self) -> Metrics:
         """Return the figures; those that do not exist (no finite pair, a zero norm) are None."""
         some = self.finite > 0
-        max_abs = self.max_abs if some else None
-        bias = self.sum_d / self.finite if some else None
+        max_abs = _finite(self.max_abs) if some else None
+        bias = _finite(self.sum_d / self.finite) if some else None
         return Metrics(
             n=self.n,
             mismatched=self.mismatched,
             identical=self.mismatched == 0,
             max_abs=max_abs,
             argmax=[int(i) for i in np.unravel_index(self.at, self.shape)] if some and self.n else None,
-            mean_abs=self.sum_abs / self.finite if some else None,
-            rmse=math.sqrt(self.sum_sq / self.finite) if some else None,
+            mean_abs=_finite(self.sum_abs / self.finite) if some else None,
+            rmse=_finite(np.sqrt(np.longdouble(self.sum_sq) / self.finite)) if some else None,
             bias=bias,
             max_lsb=None if self.lsb is None or max_abs is None else max_abs * self.lsb,
             bias_lsb=None if self.lsb is None or bias is None else bias * self.lsb,
@@ -123,17 +125,23 @@ class Tally:
         )
 
     def _cosine(self) -> float | None:
-        """1 - (|d|^2 - (|a| - |b|)^2) / (2 |a| |b|): keeps its digits close to 1, where dot / (|a| |b|) is noise."""
-        a, b = math.sqrt(self.ref_sq), math.sqrt(self.cand_sq)
-        if a == 0.0 or b == 0.0 or not math.isfinite(a * b):
+        """1 - (|d|^2 - (|a| - |b|)^2) / (2 |a| |b|): keeps its digits close to 1, where dot / (|a| |b|) is noise.
+
+        Where the norms differ much, that difference of squares is noise instead, and the plain quotient is good.
+        """
+        a, b = np.sqrt(np.longdouble(self.ref_sq)), np.sqrt(np.longdouble(self.cand_sq))
+        if a == 0.0 or b == 0.0 or not np.isfinite(a) or not np.isfinite(b):
             return None
-        return 1.0 - (self.err_sq - (a - b) ** 2) / (2.0 * a * b)
+        if max(a, b) > 2.0 * min(a, b):
+            return float(np.clip(np.longdouble(self.dot) / (a * b), -1.0, 1.0))
+        return float(1.0 - (np.longdouble(self.err_sq) - (a - b) ** 2) / (2.0 * a * b))
 
     def _snr(self) -> float | None:
         """10 log10(sum a^2 / sum (b - a)^2) in dB, of real values where the quantisation is known."""
-        if self._snr_note() is not None or not math.isfinite(self.ref_sq / self.err_sq):
+        if self._snr_note() is not None:
             return None
-        return 10.0 * math.log10(self.ref_sq / self.err_sq)
+        ratio = np.longdouble(self.ref_sq) / np.longdouble(self.err_sq)
+        return float(10.0 * np.log10(ratio)) if np.isfinite(ratio) and ratio > 0 else None
 
     def _snr_note(self) -> Any:
         if self.finite == 0:
@@ -148,21 +156,22 @@ def tally(
     candidate: Array,
     grid: Grid | None = None,
     candidate_grid: Grid | None = None,
-    close: tuple[float, float] = (1e-3, 1e-3),
+    close: tuple[float, float] | None = None,
 ) -> Tally:
     """Measure `candidate` against `reference`: arrays of one shape, both coded or both float.
 
     `grid` is the reference's quantisation (None: stored as it is); `candidate_grid` the candidate's, where it differs.
     Cosine and SNR are of real values where a grid is given. `far` counts elements beyond atol + rtol * |reference| of
-    `close` (integers: unequal ones). Raises ValueError when the shapes differ.
+    `close`, in stored units (None: unequal integers, floats beyond 1e-3 + 1e-3 |reference|). Raises ValueError when the
+    shapes differ.
     """
     if reference.shape != candidate.shape:
         raise ValueError(f"shapes differ: {reference.shape} and {candidate.shape}")
     total = Tally(shape=reference.shape, real=grid is not None, lsb=None if grid is None else 1.0)
     ref, cand = _plain(reference), _plain(candidate)
     if np.issubdtype(ref.dtype, np.integer) and np.issubdtype(cand.dtype, np.integer):
-        return _add_integers(total, ref, cand, grid, candidate_grid or grid)
-    total = _add_floats(total, _reals(ref, grid), _reals(cand, candidate_grid or grid), close)
+        return _add_integers(total, ref, cand, grid, candidate_grid or grid, close)
+    total = _add_floats(total, _reals(ref, grid), _reals(cand, candidate_grid or grid), close or _CLOSE)
     return replace(total, real=True, lsb=None, channel=_worst_channel(ref, cand))
 
 
@@ -170,16 +179,27 @@ def _plain(array: Array) -> Array:
     """Bring exotic types (bfloat16, float8, int4, bool, big-endian) to a native numpy type that holds them exactly."""
     if array.dtype.kind == "b":
         return array.astype(np.uint8)
+    if array.dtype.kind == "c":
+        raise ValueError("complex values are not compared")
     if array.dtype.kind in "iuf":
         return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     return array.astype(np.int16) if "int" in array.dtype.name else array.astype(np.float32)
 
 
-def _add_integers(total: Tally, ref: Array, cand: Array, grid: Grid | None, candidate_grid: Grid | None) -> Tally:
+def _add_integers(
+    total: Tally,
+    ref: Array,
+    cand: Array,
+    grid: Grid | None,
+    candidate_grid: Grid | None,
+    close: tuple[float, float] | None,
+) -> Tally:
     if ref.dtype.itemsize == 8 or cand.dtype.itemsize == 8:
-        return replace(_add_wide(total, ref, cand, grid, candidate_grid), channel=_worst_channel(ref, cand))
+        return replace(_add_wide(total, ref, cand, grid, candidate_grid, close), channel=_worst_channel(ref, cand))
+    if any(g is not None and not _along_rows(g, ref.shape) for g in (grid, candidate_grid)):
+        return replace(_add_wide(total, ref, cand, grid, candidate_grid, close), channel=_worst_channel(ref, cand))
     rows, channels = _rows(ref.shape)
-    sums = _CodeSums(rows, channels, grid, candidate_grid)
+    sums = _CodeSums(rows, channels, grid, candidate_grid, close)
     a, b = ref.reshape(rows, -1), cand.reshape(rows, -1)
     for block in _blocks(rows, a.shape[1]):
         sums.add(block, a[block].astype(np.float64), b[block].astype(np.float64))
@@ -189,9 +209,18 @@ def _add_integers(total: Tally, ref: Array, cand: Array, grid: Grid | None, cand
 class _CodeSums:
     """Sums over blocks of integer pairs of at most 32 bits, held exactly in float64."""
 
-    def __init__(self, rows: int, channels: int, grid: Grid | None, candidate_grid: Grid | None) -> None:
+    def __init__(
+        self,
+        rows: int,
+        channels: int,
+        grid: Grid | None,
+        candidate_grid: Grid | None,
+        close: tuple[float, float] | None,
+    ) -> None:
         self.rows, self.channels = rows, channels
         self.grid, self.candidate_grid = grid, candidate_grid
+        self.close = close or (0.0, 0.0)
+        self.far = 0
         self.by_row = np.zeros(rows)
         self.exceeding = [0] * len(LADDER)
         self.peak, self.at = 0.0, 0
@@ -204,6 +233,7 @@ class _CodeSums:
         peak = float(row_max.max(initial=0.0))
         if peak:
             self._add_unequal(block, d, distance, peak)
+            self.far += int(np.count_nonzero(distance > self.close[0] + self.close[1] * np.abs(a)))
         self._add_reals(block, a, b, d)
 
     def _add_unequal(self, block: slice, d: Array, distance: Array, peak: float) -> None:
@@ -243,7 +273,7 @@ class _CodeSums:
         return replace(
             total,
             mismatched=self.exceeding[0],
-            far=self.exceeding[0],
+            far=self.far,
             max_abs=self.peak,
             at=self.at,
             sum_abs=self.sum_abs,
@@ -269,19 +299,30 @@ def _rungs(n: int, exceeding: list[int]) -> tuple[int, ...]:
     return tuple(x - y for x, y in pairwise(above))
 
 
-def _add_wide(total: Tally, ref: Array, cand: Array, grid: Grid | None, candidate_grid: Grid | None) -> Tally:
+def _add_wide(
+    total: Tally,
+    ref: Array,
+    cand: Array,
+    grid: Grid | None,
+    candidate_grid: Grid | None,
+    close: tuple[float, float] | None,
+) -> Tally:
     distance, signed = _wide_difference(ref, cand)
     flat = distance.ravel()
     at = int(flat.argmax()) if flat.size else 0
     a, b = _reals(ref, grid), _reals(cand, candidate_grid)
-    error = b - a
+    if grid is candidate_grid:  # the difference is exact, whatever the values have lost in float64
+        error = signed if grid is None else signed * grid.scale
+    else:
+        error = b - a
     exceeding = [int(np.count_nonzero(flat > rung)) for rung in LADDER]
+    atol, rtol = close or (0.0, 0.0)
     return replace(
         total,
         n=ref.size,
         finite=ref.size,
         mismatched=exceeding[0],
-        far=exceeding[0],
+        far=int(np.count_nonzero(distance > atol + rtol * np.abs(ref.astype(np.float64)))),
         max_abs=float(flat[at]) if flat.size else 0.0,
         at=at,
         sum_abs=float(flat.sum(dtype=np.float64)),
@@ -318,8 +359,10 @@ def _add_floats(total: Tally, ref: Array, cand: Array, close: tuple[float, float
     nan_mismatch = int(np.count_nonzero(nan_a != nan_b))
     inf_mismatch = int(np.count_nonzero((inf_a | inf_b) & (ref != cand) & ~nan_a & ~nan_b))
     a, b = np.where(finite, ref, 0.0), np.where(finite, cand, 0.0)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         error = b - a
+        if not np.isfinite(error).all():  # two halves of the range apart: the difference itself overflows float64
+            error = np.asarray(np.longdouble(b) - np.longdouble(a))
         distance = np.abs(error).ravel()
         at = int(distance.argmax()) if distance.size else 0
         return replace(
@@ -331,20 +374,38 @@ def _add_floats(total: Tally, ref: Array, cand: Array, close: tuple[float, float
             far=int(np.count_nonzero(distance > (close[0] + close[1] * np.abs(a)).ravel()))
             + nan_mismatch
             + inf_mismatch,
-            max_abs=float(distance[at]) if distance.size else 0.0,
+            max_abs=distance[at] if distance.size else 0.0,
             at=at,
-            sum_abs=float(distance.sum()),
-            sum_sq=float(np.square(error).sum()),
-            sum_d=float(error.sum()),
-            dot=float((a * b).sum()),
-            ref_sq=float(np.square(a).sum()),
-            cand_sq=float(np.square(b).sum()),
-            err_sq=float(np.square(error).sum()),
+            sum_abs=_sum(distance),
+            sum_sq=_products(error, error),
+            sum_d=_sum(error),
+            dot=_products(a, b),
+            ref_sq=_products(a, a),
+            cand_sq=_products(b, b),
+            err_sq=_products(error, error),
             nan=(int(nan_a.sum()), int(nan_b.sum())),
             inf=(int(inf_a.sum()), int(inf_b.sum())),
             nan_mismatch=nan_mismatch,
             inf_mismatch=inf_mismatch,
         )
+
+
+def _sum(values: Array) -> Any:
+    total = values.sum()
+    return float(total) if np.isfinite(total) and values.dtype == np.float64 else values.sum(dtype=np.longdouble)
+
+
+def _products(a: Array, b: Array) -> Any:
+    """Sum of products; in extended precision where float64 overflows, or where squares vanish in it."""
+    total = (a * b).sum()
+    if a.dtype == np.float64 and np.isfinite(total) and (abs(total) > _SMALLEST or not np.any(a) or not np.any(b)):
+        return float(total)
+    return (a.astype(np.longdouble) * b.astype(np.longdouble)).sum()
+
+
+def _finite(figure: Any) -> float:
+    """A figure that JSON can hold."""
+    return float(np.clip(figure, -np.finfo(np.float64).max, np.finfo(np.float64).max))
 
 
 def _worst_channel(ref: Array, cand: Array) -> tuple[int, float] | None:
@@ -449,6 +510,9 @@ def step_tally(
     The distance is |code - clip(real)|: at most 1/2 for correct rounding, whichever neighbour of a tie was taken.
     """
     rows, channels = _rows(codes.shape)
+    half = 0.5 if grid is not None else 0.0
+    if grid is not None and not _along_rows(grid, codes.shape):
+        result, grid = result.reshape(codes.shape) / grid.scale + grid.zero, None
     flat = codes.reshape(rows, -1)
     wanted = result.reshape(rows, -1)
     by_row = np.zeros(rows)
@@ -464,11 +528,13 @@ def step_tally(
         if bounds is not None:
             np.clip(real, *bounds, out=real)
         code = flat[block]
-        error = np.subtract(code, real, dtype=np.float64)
+        with np.errstate(invalid="ignore"):  # Inf - Inf: see below
+            error = np.subtract(code, real, dtype=np.float64)
         distance = np.abs(error)
         row_max = distance.max(axis=1, initial=0.0)
-        if not np.isfinite(row_max).all():  # NaN is no distance: infinitely wrong
+        if not np.isfinite(row_max).all():  # NaN or Inf as the step gives it is right; anything else infinitely wrong
             np.nan_to_num(distance, copy=False, nan=np.inf, posinf=np.inf)
+            distance[(code == real) | (np.isnan(code) & np.isnan(real))] = 0.0
             row_max = distance.max(axis=1, initial=0.0)
         by_row[block] = np.maximum(by_row[block], row_max)
         if distance.size and row_max.max() > best:
@@ -477,7 +543,8 @@ def step_tally(
         if distance.size and row_max.max() > 0.5:
             wrong = error[distance > 0.5]
             off += wrong.size
-            sum_bias += float(np.rint(wrong[np.isfinite(wrong)]).sum())
+            finite = wrong[np.isfinite(wrong)]
+            sum_bias += float((np.sign(finite) * np.ceil(np.abs(finite) - 0.5)).sum())
         if stops:
             stopped = code == stops[0]
             for stop in stops[1:]:
@@ -496,10 +563,10 @@ def step_tally(
         code=float(codes.flat[at]) if codes.size else None,
         real=best_real if codes.size and math.isfinite(best_real) else None,
         off=off,
-        max_lsb=float(np.rint(best)) if best > 0.5 else 0.0,
+        max_lsb=float(np.ceil(best - 0.5)) if best > 0.5 else 0.0,
         sum_bias=sum_bias,
         saturated=saturated,
-        half=0.5 if grid is not None else 0.0,
+        half=half,
     )
 
 
@@ -508,6 +575,12 @@ def _rows(shape: tuple[int, ...]) -> tuple[int, int]:
     if len(shape) < 2 or 0 in shape:
         return 1, 1
     return shape[0] * shape[1], shape[1]
+
+
+def _along_rows(grid: Grid, shape: tuple[int, ...]) -> bool:
+    """Whether the grid is one for all, or has one scale for each index along axis 1 (of an array seen as rows)."""
+    wide = [k for k, size in enumerate(grid.scale.shape) if size != 1]
+    return grid.scale.size == 1 or (len(shape) > 1 and wide == [1] and grid.scale.ndim == len(shape) and 0 not in shape)
 
 
 def _blocks(rows: int, width: int) -> Iterator[slice]:

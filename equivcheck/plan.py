@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from equivcheck.errors import EquivcheckError
 from equivcheck.models.graph import Graph, Step
 from equivcheck.models.select import Selected
 
@@ -28,6 +29,8 @@ class Plan:
 
 def plan(graph: Graph, points: Sequence[Selected], values: Values = "all") -> Plan:
     """Decide which stored values are judged: all, those at split points and outputs, or outputs only."""
+    if values not in ("all", "splits", "outputs"):
+        raise EquivcheckError(f"values='{values}' is not one of all, splits, outputs", asked=values)
     before = {name for point in points for name in point.before}
     after = {name for point in points for name in point.after}
     outputs = {stored for name in graph.outputs if (stored := graph.store(name)) is not None}

@@ -85,6 +85,7 @@ class _Manifest(msgspec.Struct, frozen=True):
     absent: dict[str, str]
     versions: dict[str, str]
     outputs: list[str] = []
+    failed: dict[str, str] = {}
 
 
 def save(
@@ -101,7 +102,7 @@ def save(
     Raises OutputError when it cannot be written, or when `folder` holds something that is not a recording.
     """
     place = Path(folder)
-    if place.exists() and any(place.iterdir()) and not (place / "manifest.json").exists():
+    if place.exists() and (not place.is_dir() or any(place.iterdir())) and not (place / "manifest.json").exists():
         raise OutputError(f"{place} exists and is not a recording", asked=str(place), hint="name a new or empty folder")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -135,6 +136,7 @@ def _write(
     saved: list[_SavedSample] = []
     values: dict[str, _SavedValue] = {}
     absent: dict[str, str] = {}
+    failed: dict[str, str] = {}
     for number, (recording, sample) in enumerate(zip(recordings, samples, strict=True)):
         file = f"{number:04d}.safetensors"
         tensors: dict[str, Array] = {}
@@ -145,9 +147,10 @@ def _write(
         tensors |= {f"output/{key_of(name)}": np.asarray(array, order="C") for name, array in recording.outputs.items()}
         save_file(tensors, scratch / file)
         saved.append(_SavedSample(sample.id, sample.feeds, file))
-        absent |= {**recording.absent, **recording.failed}
+        absent |= recording.absent
+        failed |= recording.failed
     outputs = list(dict.fromkeys(name for recording in recordings for name in recording.outputs))
-    manifest = _Manifest(SCHEMA, model, side, saved, list(values.values()), absent, dict(versions), outputs)
+    manifest = _Manifest(SCHEMA, model, side, saved, list(values.values()), absent, dict(versions), outputs, failed)
     (scratch / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
 
 
@@ -232,6 +235,7 @@ def _recording(
         how={value.name: value.how for value in manifest.values},
         outputs=outputs,
         absent=manifest.absent,
+        failed=manifest.failed,
         quantisation=quantisation,
         disturbed=manifest.backend.observation.disturbed,
     )

@@ -14,6 +14,7 @@ round again: that costs up to 2^-(k+1) for k >= 1 (gemmlowp's SaturatingRounding
 from __future__ import annotations
 
 import fnmatch
+import math
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -101,7 +102,7 @@ def load_tolerance(given: str | os.PathLike[str] | Tolerance | None) -> Toleranc
     if text in PRESETS:
         return Tolerance(text, source=text)
     path = Path(text)
-    if not path.exists():
+    if not text or not path.is_file():
         raise ToleranceError(
             f"no such tolerance: {text}",
             asked=text,
@@ -120,10 +121,10 @@ def _tolerance(content: Mapping[str, Any], source: str) -> Tolerance:
         if key not in ("preset", "rule"):
             raise ToleranceError(f"{source}: unknown key '{key}'", asked=key, nearest=near(key, ("preset", "rule")))
     preset = content.get("preset", "semantics")
-    if preset not in PRESETS:
+    if not isinstance(preset, str) or preset not in PRESETS:
         raise ToleranceError(f"{source}: preset = '{preset}' is not one of {', '.join(PRESETS)}", asked=str(preset))
     rules = content.get("rule", [])
-    if not isinstance(rules, list):
+    if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
         raise ToleranceError(f"{source}: rule must be a list of tables", hint="write [[rule]]")
     return Tolerance(preset, tuple(_rule(rule, f"{source}: rule[{k}]") for k, rule in enumerate(rules)), source)
 
@@ -139,6 +140,10 @@ def _rule(given: Mapping[str, Any], where: str) -> Rule:
         elif key in METRICS:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ToleranceError(f"{where}.{key} must be a number, got {value!r}", asked=key)
+            if not math.isfinite(value) or (value < 0 and key not in LOWER_BOUNDS):
+                raise ToleranceError(
+                    f"{where}.{key} = {value!r} can never hold", asked=key, hint="give a finite limit, 0 or more"
+                )
             limits[key] = float(value)
         else:
             raise ToleranceError(f"{where}: unknown key '{key}'", asked=key, nearest=near(key, (*_MATCHERS, *METRICS)))
@@ -184,11 +189,13 @@ def legal_excess(
     ops: Sequence[str],
     multiplier: npt.NDArray[np.float64] | None,
     declared: Mapping[str, tuple[float, str]] | None = None,
+    bits: int = 8,
 ) -> Excess:
     """Return what a step of `ops` may add beyond rounding.
 
     `multiplier` is s_in * s_w / s_out of a Conv, Gemm or MatMul (0-d or one a channel), None where there is none.
-    `declared` are wider limits that an engine declares, with its reason. Of several ops the widest counts.
+    `declared` are wider limits that an engine declares, with its reason, by op_type or `op_type@bits` of the output's codes.
+    Of several ops the widest counts.
     """
     table = legal_table()
     rows = [table.get(op, table["*"]) for op in ops]
@@ -198,10 +205,10 @@ def legal_excess(
         f"legal excess of {'an op that is not listed' if widest.op_type == '*' else widest.op_type}",
         "",
     )
-    for op in ops:
-        if declared and op in declared and declared[op][0] > base:
-            base, reason = declared[op]
-            rule = f"declared by the engine for {op}: {reason}"
+    for key in [key for op in ops for key in (op, f"{op}@{bits}")]:
+        if declared and key in declared and declared[key][0] > base:
+            base, reason = declared[key]
+            rule = f"declared by the engine for {key}: {reason}"
     extra: npt.NDArray[np.float64] = np.zeros(())
     if multiplier is not None and any(row.double_rounding for row in rows):
         extra = double_rounding(multiplier)

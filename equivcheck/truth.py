@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 
 from equivcheck.engines.ort import OrtEngine
+from equivcheck.errors import EngineRefused
 from equivcheck.models.graph import Array, Step
 from equivcheck.models.onnx.cut import ArraySpec
 from equivcheck.models.onnx.isolate import Isolated, isolate, spec_of
@@ -44,10 +45,14 @@ class StepResults:
         """Return the float result (before its Q) of every step on `values`, by stored value; not yet in codes."""
         got: Mapping[str, Array] = {}
         if self.isolated.outputs:
-            if self._engine is None:
-                self._engine = OrtEngine()
-                self._engine.load(self.isolated.proto.SerializeToString(), _PLAIN)
-            got = self._engine.run(self.isolated.feed(values))
+            try:
+                if self._engine is None:
+                    self._engine = OrtEngine()
+                    self._engine.load(self.isolated.proto.SerializeToString(), _PLAIN)
+                got = self._engine.run(self.isolated.feed(values))
+            except Exception as error:  # onnxruntime raises its own classes, RuntimeError and ValueError
+                words = " ".join(str(error).split())[:400]
+                raise EngineRefused("the steps do not take these values", last_words=words) from error
         results = {name: got[shown] for name, shown in self.isolated.outputs.items()}
         return results | {name: values[source] for name, source in self.isolated.passthrough.items()}
 

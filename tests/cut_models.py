@@ -70,39 +70,26 @@ def several_outputs_some_of_them_read_again() -> onnx.ModelProto:
 @kind
 def nodes_with_several_outputs_of_which_one_dangles() -> onnx.ModelProto:
     return text("""
-        g (float[2,6] x) => (float[2,2] y, int64[2,2] places) <int64[1] k = {2}> {
-            [split] s0, s1, s2 = Split <axis = 1> (x, sizes)
-            sum = Add(s0, s2)
-            [best] values, places = TopK(sum, k)
-            y = Mul(values, s2)
-        }""").__class__.FromString(_with_sizes())
-
-
-def _with_sizes() -> bytes:
-    made = text("""
         g (float[2,6] x) => (float[2,2] y, int64[2,2] places) <int64[1] k = {2}, int64[3] sizes = {2, 2, 2}> {
             [split] s0, s1, s2 = Split <axis = 1> (x, sizes)
             sum = Add(s0, s2)
             [best] values, places = TopK(sum, k)
             y = Mul(values, s2)
         }""")
-    return bytes(made.SerializeToString())
 
 
 @kind
 def empty_names_for_inputs_and_outputs_that_are_left_out() -> onnx.ModelProto:
-    made = text("""
-        g (float[1,2,4,4] x) => (float[1,2,4,4] y)
-        <float high = {0.5}, float[4] scales = {1.0, 1.0, 2.0, 2.0}, int64[1] k = {4}> {
+    return text("""
+        g (float[2,1,3] x) => (float[1,1,2] y, float[2,1,6] big) <float high = {0.5}, float[3] scales = {1.0, 1.0, 2.0},
+            float[1,6,3] w = {1,2,3,4,5,6,7,8,9,1,2,3,4,5,6,7,8,9}, float[1,6,2] r = {1,2,3,4,5,6,7,8,9,1,2,3},
+            float[1,1,2] start = {1, 2}> {
             [clip] a = Clip(x, , high)
-            [resize] b = Resize <mode = "nearest"> (a, , scales)
-            [pool] p = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (b)
-            [best] t, i = TopK(p, k)
-            [indices] w = Cast <to = 1> (i)
-            [end] y = Add(p, w)
+            [resize] big = Resize <mode = "nearest"> (a, , scales)
+            [cells] , last = GRU <hidden_size = 2> (a, w, r, , , start)
+            [drop] dropped, = Dropout(last)
+            [end] y = Neg(dropped)
         }""")
-    made.graph.node[3].output[0] = ""
-    return made
 
 
 @kind
@@ -477,6 +464,20 @@ def ir_3_where_weights_are_inputs() -> onnx.ModelProto:
 
 
 @kind
+def weights_that_may_be_overridden() -> onnx.ModelProto:
+    """From IR 4 on, an initializer that is an input too has a default and need not be fed."""
+    return text(
+        """
+        g (float[2,3] x, float[3] w) => (float[2,3] y) <float[3] w = {1, 2, 3}> {
+            a = Mul(x, w)
+            b = com.microsoft.Gelu(a)
+            y = Add(b, w)
+        }""",
+        domains=', "com.microsoft": 1',
+    )
+
+
+@kind
 def weights_that_nodes_compute_from_initializers() -> onnx.ModelProto:
     return text("""
         g (float[2,3] x) => (float[2,3] y) <float[3] w = {1, 2, 3}> {
@@ -496,6 +497,25 @@ def outputs_that_no_node_computes() -> onnx.ModelProto:
             doubled = Add(w, w)
             a = Mul(x, doubled)
             y = Relu(a)
+        }""")
+
+
+@kind
+def outputs_that_no_node_computes_beside_one_that_is() -> onnx.ModelProto:
+    """Cut at its last node, nothing is left to compute: these outputs must come out of the head."""
+    return text("""
+        g (float[2,3] x, float[2] through) => (float[3] w, float[2,3] y, float[2] through) <float[3] w = {1, 2, 3}> {
+            a = Mul(x, w)
+            y = Relu(a)
+        }""")
+
+
+@kind
+def a_node_called_like_the_first_of_its_outputs() -> onnx.ModelProto:
+    return text("""
+        g (float[2,6] x) => (float[2,3] y) {
+            [parts] parts, rest = Split <axis = 1> (x)
+            [y] y = Add(parts, rest)
         }""")
 
 
@@ -520,6 +540,16 @@ def random_numbers_with_a_seed() -> onnx.ModelProto:
         }""")
 
 
+def random_numbers_that_change() -> onnx.ModelProto:
+    """ONNX Runtime seeds them by the node's place, which is another one in the tail."""
+    return text("""
+        g (float[2,3] x) => (float[2,3] y) {
+            [first] a = Relu(x)
+            [noise] noise = RandomNormal <shape = [2, 3]> ()
+            [end] y = Add(a, noise)
+        }""")
+
+
 # -- shapes, opsets, types ----------------------------------------------------------------------------------------------
 
 
@@ -541,22 +571,40 @@ FEEDS["symbolic_dimensions"] = {"x": np.arange(2 * 3 * 5 * 4, dtype=np.float32).
 
 
 def chain_of_opset(opset: int, ir: int) -> onnx.ModelProto:
-    """Operators whose meaning did not change from opset 7 on."""
+    """Operators whose meaning did not change from opset 7 on; below IR 4 a weight has to be an input too."""
+    weight = ", float[3] w" if ir < 4 else ""
     return text(
-        """
-        g (float[2,3] x) => (float[2,3] y) <float[3] w = {1, 2, 3}> {
+        f"""
+        g (float[2,3] x{weight}) => (float[2,3] y) <float[3] w = {{1, 2, 3}}> {{
             a = Mul(x, w)
             b = Relu(a)
             c = Sigmoid(b)
             y = Add(c, a)
-        }""",
+        }}""",
         ir=ir,
         opset=opset,
     )
 
 
 def _narrow(dtype: int, opset: int, ir: int) -> onnx.ModelProto:
-    """A narrow type that crosses, is read twice, and by a body."""
+    """A narrow type that crosses, is read twice, and by a body that could not take another type."""
+    name = TensorProto.DataType.Name(dtype).lower()
+    if name.endswith("int4"):  # ONNX Runtime has no If of int4
+        return text(
+            f"""
+            g (float[5] x, bool flag) => (float[5] y) <float scale = {{0.5}}> {{
+                [scaled] h = Neg(x)
+                [to_narrow] n = Cast <to = {dtype}> (h)
+                [from_narrow] r = Cast <to = 1> (n)
+                [branch] z = If (flag) <
+                    then_branch = one () => (float[5] t) {{ t = DequantizeLinear(n, scale) }},
+                    else_branch = two () => (float[5] e) {{ e = Neg(r) }}
+                >
+                [end] y = Add(z, r)
+            }}""",
+            opset=opset,
+            ir=ir,
+        )
     return text(
         f"""
         g (float[5] x, bool flag) => (float[5] y) {{
@@ -564,10 +612,11 @@ def _narrow(dtype: int, opset: int, ir: int) -> onnx.ModelProto:
             [to_narrow] n = Cast <to = {dtype}> (h)
             [from_narrow] r = Cast <to = 1> (n)
             [branch] z = If (flag) <
-                then_branch = one () => (float[5] t) {{ t = Cast <to = 1> (n) }},
-                else_branch = two () => (float[5] e) {{ e = Neg(r) }}
+                then_branch = one () => ({name}[5] t) {{ t = Identity(n) }},
+                else_branch = two () => ({name}[5] e) {{ e = Cast <to = {dtype}> (r) }}
             >
-            [end] y = Add(z, r)
+            [real] q = Cast <to = 1> (z)
+            [end] y = Add(q, r)
         }}""",
         opset=opset,
         ir=ir,

@@ -11,8 +11,9 @@ import numpy as np
 import onnx
 
 from equivcheck.backends.base import Backend, Option, Runner, Session
+from equivcheck.backends.spec import Spec
 from equivcheck.engines.ort import OrtEngine
-from equivcheck.errors import EngineRefused
+from equivcheck.errors import EngineRefused, UnknownOption
 from equivcheck.models.graph import Array, Graph, Step
 from equivcheck.models.onnx.cut import uniquely_named
 from equivcheck.models.onnx.isolate import real_in_codes
@@ -46,6 +47,10 @@ class OrtBackend(Backend):
         "threads": Option("intra-op threads", None, None, int),
     }
 
+    def __init__(self, spec: Spec) -> None:
+        super().__init__(spec)
+        self.provider = _provider(self.chosen["provider"])
+
     def open(self, model: OnnxModel) -> Session:
         return _OrtSession(self, model)
 
@@ -69,7 +74,7 @@ class OrtBackend(Backend):
         config = {"session.qdqisint8allowed": "1"} if self.chosen["int8"] == "native" else {}
         return {
             "optimization": self.chosen["optimization"],
-            "provider": _provider(self.chosen["provider"]),
+            "provider": self.provider,
             "config": config,
             "threads": self.chosen.get("threads", 0),
         }
@@ -81,8 +86,8 @@ def _provider(name: str) -> str:
     for provider in available:
         if name.casefold() in (provider.casefold(), provider.casefold().removesuffix("executionprovider")):
             return str(provider)
-    raise EngineRefused(
-        f"onnxruntime has no execution provider '{name}' here", last_words="available: " + ", ".join(available)
+    raise UnknownOption(
+        f"onnxruntime has no execution provider '{name}' here", asked=name, hint="available: " + ", ".join(available)
     )
 
 
@@ -238,6 +243,9 @@ class _Seen:
 
     def _read(self, name: str, place: Located) -> Array | None:
         array = self.got[place.name]
+        if not isinstance(array, np.ndarray):
+            self.absent[name] = f"a {type(array).__name__} is no tensor: not compared"
+            return None
         quantisation = self.graph.quantisation.get(name)
         codes = recode(array, place, quantisation.dtype) if quantisation is not None else array
         fitted = _fitted(codes, self.graph, name) if codes is not None else None
@@ -339,7 +347,7 @@ def _reproduces(graph: Graph, name: str, array: Array, result: Array, limit: flo
         return False
     result = result.reshape(array.shape)
     if array.dtype.kind == "f":
-        spread = float(np.max(np.abs(result), initial=0.0))
+        spread = float(np.max(np.abs(result), initial=0.0, where=np.isfinite(result)))
         return bool(np.allclose(array, result, rtol=1e-3, atol=1e-3 * spread, equal_nan=True))
     if array.dtype.kind not in "iu" or name not in graph.quantisation:
         return bool(np.array_equal(array, result))
@@ -350,7 +358,9 @@ def _reproduces(graph: Graph, name: str, array: Array, result: Array, limit: flo
     return bool(np.max(distance, initial=0.0) <= 0.5 + limit)
 
 
-def _same(one: Array, other: Array) -> bool:
+def _same(one: Any, other: Any) -> bool:
+    if not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):  # sequences and maps
+        return repr(one) == repr(other)
     return bool(np.array_equal(one, other, equal_nan=one.dtype.kind == "f"))
 
 

@@ -23,7 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; nothing escapes but SystemExit of Python itself."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = root.main(args=given, prog_name="equivcheck", standalone_mode=False)
+        with root.make_context("equivcheck", given) as context:  # not root.main: it turns a broken pipe into exit 1
+            code = root.invoke(context)
         sys.stdout.flush()
         return int(code or 0)
     except click.exceptions.Exit as stop:
@@ -44,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; say nothing at exit
         return TROUBLE
+    except OSError as error:
+        return _complain(f"cannot write the result: {error.strerror or error}")
     except MemoryError:
         return _complain("out of memory; fewer samples at once (-i), or --values splits, need less")
     except Exception as error:

@@ -106,6 +106,7 @@ def command(
     A step is judged against its own real value, on the inputs that side itself had: rounding differently is legal, anything
     beyond is not. The first screen says which step is the first that is not, on which side, and how much was judged.
     """
+    _not_empty({"--save": save_to, "--json": json_to, "--candidate-model": candidate_model, "--preprocess": preprocess})
     _writable(json_to)
     from equivcheck.backends.registry import backend
     from equivcheck.check import DEFAULT_CANDIDATE, Request, input_specs, run
@@ -114,7 +115,10 @@ def command(
     from equivcheck.tolerance import load_tolerance
 
     progress = progress_line()
-    reference_backend, candidate_backend = backend(reference), backend(candidate or DEFAULT_CANDIDATE)
+    reference_backend, candidate_backend = (
+        backend(reference),
+        backend(DEFAULT_CANDIDATE if candidate is None else candidate),
+    )
     limits = load_tolerance(tolerance)
     loaded_model = load_model(model)
     other = load_model(candidate_model) if candidate_model else None
@@ -152,6 +156,13 @@ def _show(result: Result, json_to: str | None, verbose: bool) -> None:
     from equivcheck.render.text import first_screen
 
     click.echo(first_screen(result, verbose=verbose))
+
+
+def _not_empty(given: dict[str, str | None]) -> None:
+    """An empty value is an unset shell variable far more often than a wish."""
+    for option, value in given.items():
+        if value == "":
+            raise click.UsageError(f"{option} is empty; leave it out, or say what")
 
 
 def _writable(json_to: str | None) -> None:

@@ -38,12 +38,13 @@ class Quantisation:
     """How codes of one value stand for reals: real = scale * (code - zero_point).
 
     `scale` is float32 (or as stored), 0-d for per tensor and 1-d for per channel along `axis`; `zero_point` has the same
-    shape and the dtype of the codes.
+    shape and the dtype of the codes. With `block`, every `block` codes along `axis` share one scale (opset 21).
     """
 
     scale: Array
     zero_point: Array
     axis: int | None = None
+    block: int = 0
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -66,6 +67,8 @@ class Quantisation:
     def along(self, ndim: int) -> tuple[Array, Array]:
         """Return scale (float64) and zero point (int64), shaped to broadcast against an array of `ndim` dimensions."""
         scale, zero = self.scale.astype(np.float64), self.zero_point.astype(np.int64)
+        if scale.ndim > 1 and self.block:
+            return np.repeat(scale, self.block, self.axis or 0), np.repeat(zero, self.block, self.axis or 0)
         if not self.per_channel:
             return scale.reshape(()), zero.reshape(())
         shape = [1] * ndim
@@ -204,13 +207,15 @@ class Graph:
                 return None
         else:
             zero = np.zeros(scale.shape, self._codes_dtype(node))
-        axis = int(node.attributes.get("axis", 1)) if scale.ndim == 1 and scale.size > 1 else None
+        blocked = scale.ndim > 1
+        axis = int(node.attributes.get("axis", 1)) if blocked or (scale.ndim == 1 and scale.size > 1) else None
         shape = self._shape_of(node.inputs[0])
         if axis is not None and axis < 0 and shape is not None:
             axis += len(shape)
-        return Quantisation(
-            scale.reshape(()) if scale.size == 1 else scale, zero.reshape(()) if zero.size == 1 else zero, axis
-        )
+        if blocked:
+            return Quantisation(scale, zero, axis, int(node.attributes.get("block_size", 0)))
+        scale, zero = (a.reshape(()) if a.size == 1 else a for a in (scale, zero))
+        return Quantisation(scale, zero, axis)
 
     def _codes_dtype(self, node: Node) -> np.dtype[Any]:
         named = node.attributes.get("output_dtype_name") if node.op_type in QUANTIZE else None

@@ -40,11 +40,12 @@ def select(
     """
     kind = _Selector if stored else _RawSelector
     found: dict[tuple[int, tuple[str, ...]], Selected] = {}
+    finder = kind(graph, twins)
     for selector in selectors:
-        for point in kind(graph, twins).points(selector):
+        for point in finder.points(selector):
             order = point.node.index if point.node is not None else -1
             found.setdefault((order, point.after), point)
-    return tuple(sorted(found.values(), key=lambda p: (p.step.id if p.step else 0, p.node.index if p.node else -1)))
+    return tuple(sorted(found.values(), key=finder.place))
 
 
 class _Selector:
@@ -84,7 +85,7 @@ class _Selector:
         if not some:
             return self._by_ordinal(selector) or self._by_glob(selector) or self._nothing(selector)
         (_, first), *others = some
-        if any(not _same(first, points) for _, points in others):
+        if any(not _same(first, points) and not _own_output(first, points) for _, points in others):
             raise SelectorError(
                 f"'{selector}' means different things in this model",
                 asked=selector,
@@ -124,6 +125,10 @@ class _Selector:
                 )
             return []
         return [Selected(selector, None, self.graph.step_of_value.get(stored), (), (stored,))]
+
+    def place(self, point: Selected) -> tuple[int, int]:
+        """Where a split point comes in graph order."""
+        return (point.step.id if point.step else 0, point.node.index if point.node else -1)
 
     def _by_step(self, number: int, selector: str) -> list[Selected]:
         steps = self.graph.steps
@@ -191,13 +196,23 @@ class _RawSelector(_Selector):
     def __init__(self, graph: Graph, twins: Mapping[str, str]) -> None:
         super().__init__(graph, twins)
         self.made = {out: node for node in self.nodes for out in node.outputs if out}
+        self.captured: dict[int, list[str]] = {}
+        for node in graph.nodes:
+            names = [name for name in graph.reads(node) if name not in node.inputs]
+            if names:
+                self.captured[node.origin if node.origin >= 0 else node.index] = names
 
     def _at_step(self, node: Node) -> bool:
         return True
 
     def _at_node(self, node: Node, selector: str) -> Selected:
-        before = tuple(dict.fromkeys(name for name in node.inputs if name and not self._constant(name)))
+        reads = [*node.inputs, *self.captured.get(node.index, ())]
+        before = tuple(dict.fromkeys(name for name in reads if name and not self._constant(name)))
         return Selected(selector, node, self.step_of.get(node.index), before, tuple(out for out in node.outputs if out))
+
+    def place(self, point: Selected) -> tuple[int, int]:
+        node = point.node or self.made.get(point.after[0])
+        return (node.index if node is not None else -1, 0 if point.node is not None else 1)
 
     def _constant(self, name: str) -> bool:
         return name in self.graph.constant_values
@@ -219,6 +234,16 @@ def _same(first: Sequence[Selected], other: Sequence[Selected]) -> bool:
     """A node and its own output are one thing; so are an op_type and the only node of that type."""
     key: Callable[[Sequence[Selected]], set[tuple[str, ...]]] = lambda points: {p.after for p in points}  # noqa: E731
     return key(first) == key(other)
+
+
+def _own_output(points: Sequence[Selected], other: Sequence[Selected]) -> bool:
+    """Is the other reading one of the several outputs of the one node that the first reading means?"""
+    return (
+        len(points) == len(other) == 1
+        and points[0].node is not None
+        and other[0].node is None
+        and set(other[0].after) <= set(points[0].after)
+    )
 
 
 def _count(points: Sequence[Selected]) -> str:

@@ -121,7 +121,7 @@ def _evidence(result: Result, tensor: Tensor, error: StepError, kind: str) -> li
     if error.worst_channel is not None and 1 < tensor.channels < error.n:
         lines.append(f"      channel {error.worst_channel.index} of {tensor.channels} is the worst")
     reference = tensor.local.reference
-    if reference is not None:
+    if reference is not None and tensor.candidate.scale is not None:
         rounds = f"off in {reference.off} of" if reference.off else "rounds right on all"
         lines.append(f"      who     the reference {rounds} {reference.n}, by exact arithmetic on its own inputs")
     if not error.merged and tensor.candidate.scale is not None:

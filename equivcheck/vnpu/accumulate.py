@@ -1,6 +1,6 @@
 """Exact integer accumulation of convolutions and matrix products, on every CPU.
 
-Products of 8-bit codes are integers; a float32 sum of integers is exact, in any order and with any grouping, as long as
+Products of codes are integers; a float32 sum of integers is exact, in any order and with any grouping, as long as
 no part of it reaches 2^24. Any part of a sum lies between the sum of its negative and the sum of its positive products,
 and those are bounded by the weights. So a convolution is run in float32 by ONNX Runtime where that bound says so (every
 layer of MobileNetV2 224: at most 4.5 M of 16.8 M), and is split into pieces for which it does otherwise, their sums
@@ -24,6 +24,7 @@ from equivcheck.vnpu.ir import Accumulate, Operand
 
 EXACT_FLOAT32 = 1 << 24
 LARGEST_PRODUCT = 255 * 255
+HALVES = (-256, 255)  # what the two halves of a centred 16-bit code reach
 RUNTIME_PIECE = EXACT_FLOAT32 // LARGEST_PRODUCT - 1
 CONV_ATTRIBUTES = (
     "strides",
@@ -50,19 +51,35 @@ class Accumulator:
         self._pieces: list[Callable[[Array], Array]] = []
         if isinstance(op.weight, Operand):
             return
-        highest, lowest = _extremes(op, op.weight)
-        self.bounds = np.maximum(_per_output(op, highest), _per_output(op, -lowest))
-        parts = [op.weight] if self.bounds.max(initial=0) < EXACT_FLOAT32 else _split(op, np.maximum(highest, -lowest))
+        codes = op.x.codes
+        highest, lowest = _extremes(op.weight, codes.low - codes.zero, codes.high - codes.zero)
+        reach = self.bounds = np.maximum(_per_output(op, highest), _per_output(op, -lowest))
+        if codes.bits > 8:
+            highest, lowest = _extremes(op.weight, *HALVES)
+            reach = np.maximum(_per_output(op, highest), _per_output(op, -lowest))
+        parts = [op.weight] if reach.max(initial=0) < EXACT_FLOAT32 else _split(op, np.maximum(highest, -lowest))
         group = int(op.attributes.get("group", 1)) if op.convolves else 1
         self._pieces = [_session(op, part.astype(np.float32), group) for part in parts]
 
     def sums(self, x: Array, weight: Array | None = None) -> Array:
-        """Integer sums without bias, in the operator's output layout."""
+        """Integer sums without bias, in the operator's output layout.
+
+        Codes of 16 bits are taken as two halves, 256 * high + low, each of which has small enough products.
+        """
         centred = np.subtract(x, np.float32(self.op.x.codes.zero), dtype=np.float32)
         if isinstance(self.op.weight, Operand):
             assert weight is not None
+            if self.op.x.codes.bits > 8 or self.op.weight.codes.bits > 8:
+                wide = centred.astype(np.float64), weight.astype(np.float64) - self.op.weight.codes.zero
+                return np.asarray(np.matmul(*wide))  # exact: 2^32 a product, 2^53 in all
             other = np.subtract(weight, np.float32(self.op.weight.codes.zero), dtype=np.float32)
             return _product(centred, other)
+        if self.op.x.codes.bits > 8:
+            high = np.floor(centred / 256)
+            return self._added(high).astype(np.float64) * 256 + self._added(centred - high * 256)
+        return self._added(centred)
+
+    def _added(self, centred: Array) -> Array:
         if len(self._pieces) == 1:
             return self._pieces[0](centred)
         total = self._pieces[0](centred).astype(np.float64)
@@ -71,10 +88,9 @@ class Accumulator:
         return total
 
 
-def _extremes(op: Accumulate, weight: Array) -> tuple[Array, Array]:
-    """The largest (at least 0) and smallest (at most 0) product each weight can make with any code of x."""
-    codes = op.x.codes
-    ends = weight * (codes.high - codes.zero), weight * (codes.low - codes.zero)
+def _extremes(weight: Array, least: int, most: int) -> tuple[Array, Array]:
+    """The largest (at least 0) and smallest (at most 0) product each weight can make with x from `least` to `most`."""
+    ends = weight * most, weight * least
     return np.maximum(np.maximum(*ends), 0), np.minimum(np.minimum(*ends), 0)
 
 

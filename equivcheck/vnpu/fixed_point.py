@@ -27,7 +27,6 @@ __all__ = [
     "code_range",
     "conv_multiplier",
     "fully_connected_codes",
-    "fully_connected_multiplier",
     "output_codes",
     "product_multiplier",
     "quantize_multiplier",
@@ -149,10 +148,6 @@ def product_multiplier(sx: ArrayLike, sw: ArrayLike, so: ArrayLike) -> tuple[Int
     """
     product = np.asarray(sx, np.float32) * np.asarray(sw, np.float32)
     return quantize_multiplier(_double(product) / _double(so))
-
-
-fully_connected_multiplier = product_multiplier
-"""What FULLY_CONNECTED took before it scaled in double; kept for `requantise.py`. See `fully_connected_codes`."""
 
 
 def fully_connected_codes(

@@ -152,7 +152,9 @@ def _moved(node: Node, arguments: Sequence[Array | None]) -> dict[str, Array]:
 class Float32:
     """Nodes as ONNX Runtime's own float32 kernels compute them, unoptimised: what it runs where it has no int8 kernel."""
 
-    def __init__(self, nodes: Sequence[Node], feeds: Sequence[str], constants: Mapping[str, Array], result: str) -> None:
+    def __init__(
+        self, nodes: Sequence[Node], feeds: Sequence[str], constants: Mapping[str, Array], result: str
+    ) -> None:
         self._result = result
         self._engine = OrtEngine()
         self._engine.load(_model(nodes, feeds, constants, result), {"optimization": "disable", "threads": 1})

@@ -8,14 +8,34 @@ Everything that depends on the model alone (weights, multipliers, tables) is mad
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from equivcheck.engines.ort import OrtEngine
 from equivcheck.models.graph import Array
 from equivcheck.vnpu import islands, ort_arithmetic, real, tflite_arithmetic, windows
+from equivcheck.vnpu import resize as resizing
 from equivcheck.vnpu.accumulate import Accumulator
-from equivcheck.vnpu.ir import Accumulate, Binary, Clamp, Codes, Mean, Move, Op, Operand, Pool, Quantise, Softmax, Table
+from equivcheck.vnpu.ir import (
+    Accumulate,
+    Binary,
+    Chain,
+    Clamp,
+    Codes,
+    Island,
+    Mean,
+    Move,
+    Op,
+    Operand,
+    Pool,
+    Quantise,
+    Reduce,
+    Resize,
+    Softmax,
+    Table,
+    raw,
+)
 from equivcheck.vnpu.moves import move
 from equivcheck.vnpu.profiles import Profile
 from equivcheck.vnpu.requantise import output_stage
@@ -29,9 +49,11 @@ Bounds = tuple[int, int]
 class Kernel:
     """One operator, ready to run: `run(inputs)` under the profile, `real(inputs)` by definition (see real.py)."""
 
-    def __init__(self, op: Op, profile: Profile) -> None:
+    def __init__(self, op: Op, profile: Profile, accumulator: Accumulator | None = None) -> None:
         self.op = op
-        self._accumulator = Accumulator(op) if isinstance(op, Accumulate) else None
+        links = op.links if isinstance(op, Chain) else (op,)
+        sums = next((link for link in links if isinstance(link, Accumulate)), None)
+        self._accumulator = Accumulator(sums) if accumulator is None and sums is not None else accumulator
         self.run: Run = self._build(profile)
 
     def real(self, inputs: Inputs) -> dict[str, Array]:
@@ -43,7 +65,7 @@ class Kernel:
         }
 
     def _zeros(self) -> list[int]:
-        if isinstance(self.op, Move):
+        if isinstance(self.op, Move):  # the others have one output
             return [(codes or self.op.inputs[0].codes).zero for codes in self.op.out]
         return [self.op.out.zero]  # type: ignore[attr-defined]
 
@@ -60,6 +82,14 @@ class Kernel:
             return _mean(op, profile)
         if isinstance(op, Table):
             return _one(op.outputs[0], op.x.name, _lookup(unary_table(op, profile)))
+        if isinstance(op, Reduce):
+            return _reduce(op, profile)
+        if isinstance(op, Resize):
+            return _one(op.outputs[0], op.x.name, _resize(op, profile))
+        if isinstance(op, Island):
+            return _island(op, profile)
+        if isinstance(op, Chain):
+            return _chain(op, profile, self._accumulator)
         if isinstance(op, Softmax):
             return _softmax(op, profile)
         if isinstance(op, Move):
@@ -90,36 +120,55 @@ def _accumulate(op: Accumulate, profile: Profile, accumulator: Accumulator) -> R
 
 
 def _lookup(table: Array) -> Callable[[Array], Array]:
-    """Codes through 256 entries. bytes.translate needs no index array: 0.6 ns an element against 1.1 of np.take."""
+    """Codes through a table. bytes.translate needs no index array: 0.6 ns an element against 1.1 of np.take."""
+    if table.size > 256 or table.itemsize > 1:
+        return lambda codes: np.take(table, raw(codes))
     entries = table.tobytes()
 
     def look_up(codes: Array) -> Array:
-        found = bytearray(np.ascontiguousarray(codes).tobytes()).translate(entries)
+        found = bytearray(codes.tobytes()).translate(entries)
         return np.frombuffer(found, table.dtype).reshape(codes.shape)
 
     return look_up
 
 
 def unary_table(op: Table, profile: Profile) -> Array:
-    """The 256 codes, by the raw byte of the input code."""
+    """The code each code becomes, by the raw bits of the input code."""
     bounds = (op.out.low, op.out.high)
     if profile.table_arithmetic == "float64":
-        return saturated(real.tabulated(op), op.out)
+        return saturated(real.tabulated(op), op.out, profile.table_rounding)
     if profile.table_arithmetic == "ort":
         x = ort_arithmetic.dequantised(op.x.codes, op.x.codes.all())
         return ort_arithmetic.quantised(islands.evaluate_float32(op, x), op.out, bounds)
+    if wide(op.x.codes, op.out):
+        return saturated(real.tabulated(op), op.out, profile.quantise_rounding)
     return tflite_arithmetic.unary_table(op)
 
 
 def rescale_table(source: Codes, out: Codes, profile: Profile) -> Array | None:
-    """DQ-Q between two scales as 256 entries; None where nothing changes."""
+    """DQ-Q between two scales as a table; None where nothing changes."""
     if source == out:
         return None
     if profile.table_arithmetic == "float64":
-        return saturated(real.rescaled(source, out), out)
+        return saturated(real.rescaled(source, out), out, profile.table_rounding)
     if profile.table_arithmetic == "ort":
         return ort_arithmetic.quantised(ort_arithmetic.dequantised(source, source.all()), out)
+    if wide(source, out):
+        return saturated(real.rescaled(source, out), out, profile.quantise_rounding)
     return tflite_arithmetic.rescale_table(source, out)
+
+
+def wide(*codes: Codes) -> bool:
+    """Whether 16-bit codes take part: the engines' 8-bit kernels do not apply."""
+    return any(c.bits > 8 for c in codes)
+
+
+def _precise(op: Op, profile: Profile, bounds: Bounds) -> Run:
+    """The real value, rounded once as the profile quantises: where the engine has no integer kernel that is known."""
+    out: Codes = op.out  # type: ignore[attr-defined]  # all that come here have one
+    return lambda inputs: {
+        name: saturated(value, out, profile.quantise_rounding, bounds) for name, value in real.real(op, inputs).items()
+    }
 
 
 def _rescaled(array: Array, source: Codes, out: Codes, profile: Profile) -> Array:
@@ -132,6 +181,8 @@ def _rescaled(array: Array, source: Codes, out: Codes, profile: Profile) -> Arra
 
 def _binary(op: Binary, profile: Profile) -> Run:
     bounds = bounds_of(op.clamp, op.out, profile)
+    if wide(op.a.codes, op.b.codes, op.out):
+        return _wide_binary(op, profile, bounds)
     tables: dict[str, Array] = {}
 
     def table(scalar: str) -> Array:
@@ -149,11 +200,29 @@ def _binary(op: Binary, profile: Profile) -> Run:
     return run
 
 
+def _wide_binary(op: Binary, profile: Profile, bounds: Bounds) -> Run:
+    if profile.elementwise_arithmetic != "ort":
+        return _precise(op, replace(profile, quantise_rounding=_elementwise_rounding(profile)), bounds)
+
+    def run(inputs: Inputs) -> dict[str, Array]:
+        a, b = (
+            ort_arithmetic.dequantised(o.codes, o.constant if o.constant is not None else inputs[o.name])
+            for o in (op.a, op.b)
+        )
+        return {op.outputs[0]: ort_arithmetic.float32_binary(op, a, b, bounds)}
+
+    return run
+
+
+def _elementwise_rounding(profile: Profile) -> str:
+    return profile.elementwise_rounding if profile.elementwise_arithmetic == "float64" else profile.quantise_rounding
+
+
 def binary_table(op: Binary, profile: Profile, bounds: Bounds, scalar: str = "") -> Array:
     """256 x 256 codes, by the raw bytes of a and b."""
     if profile.elementwise_arithmetic == "float64":
         a, b = ((o.codes.all() - o.codes.zero) * o.codes.scale for o in (op.a, op.b))
-        return saturated(real.binary(op, a[:, None], b[None, :]), op.out)
+        return saturated(real.binary(op, a[:, None], b[None, :]), op.out, profile.elementwise_rounding)
     if profile.elementwise_arithmetic == "ort":
         return ort_arithmetic.binary_table(op, bounds, scalar)
     return tflite_arithmetic.binary_table(op, bounds)
@@ -203,37 +272,66 @@ def _max_pool(op: Pool, profile: Profile) -> Run:
 
 def _average_pool(op: Pool, profile: Profile) -> Run:
     bounds = bounds_of(op.clamp, op.out, profile)
+    if profile.pool_arithmetic == "float64" and profile.pool_scale == "input":
+        return _in_input_scale(op, profile, bounds)
+    if profile.pool_arithmetic == "float64":
+        return _precise(op, replace(profile, quantise_rounding=profile.pool_rounding), bounds)
+    if wide(op.x.codes, op.out):
+        return _precise(op, profile, bounds)
+    pool = ort_arithmetic.average_pool if profile.pool_arithmetic == "ort" else tflite_arithmetic.average_pool
+    return _one(op.outputs[0], op.x.name, lambda codes: pool(op, codes, bounds))
+
+
+def _in_input_scale(op: Pool | Mean, profile: Profile, bounds: Bounds) -> Run:
+    """The mean is rounded to a code of the input, and that code rescaled: what TOSA's AVG_POOL2D does to a pool."""
+    first = replace(op, out=op.x.codes, clamp=Clamp())
+    mean = _precise(first, replace(profile, quantise_rounding=profile.pool_rounding), (first.out.low, first.out.high))
 
     def run(inputs: Inputs) -> dict[str, Array]:
-        codes = inputs[op.x.name]
-        if profile.pool_arithmetic == "ort":
-            made = ort_arithmetic.average_pool(op, codes, bounds)
-        elif profile.pool_arithmetic == "tflite":
-            made = tflite_arithmetic.average_pool(op, codes, bounds)
-        else:
-            made = saturated(next(iter(real.real(op, inputs).values())), op.out, bounds=bounds)
-        return {op.outputs[0]: made}
+        made = _rescaled(mean(inputs)[op.outputs[0]], op.x.codes, op.out, profile)
+        return {op.outputs[0]: made if op.clamp.idle else np.clip(made, *bounds).astype(op.out.dtype)}
 
     return run
 
 
 def _mean(op: Mean, profile: Profile) -> Run:
     bounds = bounds_of(op.clamp, op.out, profile)
+    if profile.pool_scale == "input" and op.kind == "GlobalAveragePool":
+        half_away = replace(profile, pool_rounding="half-away")  # the rounding of TFLite's AVERAGE_POOL_2D
+        return _in_input_scale(op, half_away if profile.pool_arithmetic == "tflite" else profile, bounds)
+    if profile.pool_arithmetic == "float64":
+        return _precise(op, replace(profile, quantise_rounding=profile.pool_rounding), bounds)
+    if wide(op.x.codes, op.out):
+        return _precise(op, profile, bounds)
     if profile.pool_arithmetic == "ort":
-        made = _ort_mean(op, bounds)
-    elif profile.pool_arithmetic == "tflite":
-        made = lambda codes: tflite_arithmetic.mean(op, codes, bounds)  # noqa: E731
-    else:
-        made = lambda codes: saturated(real.averaged(op, codes), op.out, bounds=bounds)  # noqa: E731
-    return _one(op.outputs[0], op.x.name, made)
+        return _one(op.outputs[0], op.x.name, _ort_mean(op, bounds))
+    return _one(op.outputs[0], op.x.name, lambda codes: tflite_arithmetic.mean(op, codes, bounds))
 
 
-def _ort_mean(op: Mean, bounds: Bounds) -> Callable[[Array], Array]:
-    """GlobalAveragePool has an int8 kernel; ReduceMean has none, so its own float32 kernel runs between DQ and Q."""
-    if op.kind == "GlobalAveragePool":
+def _reduce(op: Reduce, profile: Profile) -> Run:
+    bounds = bounds_of(op.clamp, op.out, profile)
+    if op.kind != "ReduceSum":
+
+        def largest(codes: Array) -> Array:
+            made = _rescaled(real.extreme(op, codes), op.x.codes, op.out, profile)
+            return made if op.clamp.idle else np.clip(made, *bounds).astype(op.out.dtype)
+
+        return _one(op.outputs[0], op.x.name, largest)
+    if profile.pool_arithmetic == "float64":
+        return _precise(op, replace(profile, quantise_rounding=profile.pool_rounding), bounds)
+    if wide(op.x.codes, op.out):
+        return _precise(op, profile, bounds)
+    if profile.pool_arithmetic == "ort":
+        return _one(op.outputs[0], op.x.name, _ort_mean(op, bounds))
+    return _one(op.outputs[0], op.x.name, lambda codes: tflite_arithmetic.total(op, codes, bounds))
+
+
+def _ort_mean(op: Mean | Reduce, bounds: Bounds) -> Callable[[Array], Array]:
+    """GlobalAveragePool has an int8 kernel; the others have none, so their own float32 kernel runs between DQ and Q."""
+    if isinstance(op, Mean) and op.kind == "GlobalAveragePool":
         return lambda codes: ort_arithmetic.global_average(op, codes, bounds)
     engine = OrtEngine()
-    engine.load(_reduce_mean(op), {"optimization": "disable", "threads": 1})
+    engine.load(_reduce_model(op), {"optimization": "disable", "threads": 1})
 
     def run(codes: Array) -> Array:
         x = ort_arithmetic.dequantised(op.x.codes, codes)
@@ -242,27 +340,78 @@ def _ort_mean(op: Mean, bounds: Bounds) -> Callable[[Array], Array]:
     return run
 
 
-def _reduce_mean(op: Mean) -> bytes:
+def _reduce_model(op: Mean | Reduce) -> bytes:
     from onnx import TensorProto, helper
 
     axes = {"axes": list(op.axes)} if op.axes else {}
-    node = helper.make_node("ReduceMean", ["x"], ["y"], keepdims=int(op.keepdims), **axes)
+    node = helper.make_node(op.kind, ["x"], ["y"], keepdims=int(op.keepdims), **axes)
     ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("x", "y")]
     graph = helper.make_graph([node], "mean", ports[:1], ports[1:])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    opset = 11 if op.kind == "ReduceSum" else 17  # the last with axes as an attribute
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
     return bytes(model.SerializeToString())
 
 
 def _softmax(op: Softmax, profile: Profile) -> Run:
-    def exact(codes: Array) -> Array:
-        return saturated(real.softmax(op, codes), op.out)
-
+    everything = (op.out.low, op.out.high)
+    if profile.softmax_arithmetic == "float64":
+        return _precise(op, replace(profile, quantise_rounding=profile.softmax_rounding), everything)
+    if wide(op.x.codes, op.out):
+        return _precise(op, profile, everything)
     made = {
-        "float64": exact,
         "ort": lambda codes: ort_arithmetic.softmax(op, codes),
         "tflite": lambda codes: tflite_arithmetic.softmax(op, codes),
     }[profile.softmax_arithmetic]
     return _one(op.outputs[0], op.x.name, made)
+
+
+# -- resizing, islands, chains ----------------------------------------------------------------------------------------
+
+
+def _resize(op: Resize, profile: Profile) -> Callable[[Array], Array]:
+    if op.mode == "nearest":
+        return _nearest(op, profile)
+    if profile.table_arithmetic == "ort":
+        return ort_arithmetic.resize(op)
+    if profile.table_arithmetic == "tflite" and not wide(op.x.codes, op.out):
+        made = tflite_arithmetic.resize_linear(op)
+        if made is not None:
+            return lambda codes: _rescaled(made(codes), op.x.codes, op.out, profile)
+    rounding = profile.table_rounding if profile.table_arithmetic == "float64" else profile.quantise_rounding
+    return lambda codes: saturated(real.resized(op, codes), op.out, rounding)
+
+
+def _nearest(op: Resize, profile: Profile) -> Callable[[Array], Array]:
+    """Codes change place, then scale."""
+    outside = code_bounds(Clamp(low=op.outside), op.x.codes, profile.quantise_precision, profile.quantise_rounding)[0]
+    return lambda codes: _rescaled(resizing.nearest(op, codes, outside), op.x.codes, op.out, profile)
+
+
+def _island(op: Island, profile: Profile) -> Run:
+    everything = (op.out.low, op.out.high)
+    if profile.table_arithmetic == "float64":
+        return _precise(op, replace(profile, quantise_rounding=profile.table_rounding), everything)
+    if profile.table_arithmetic != "ort":
+        return _precise(op, profile, everything)
+    nodes = islands.Float32(op.nodes, tuple(op.sources), op.constants, op.result)
+
+    def run(inputs: Inputs) -> dict[str, Array]:
+        feeds = {name: ort_arithmetic.dequantised(o.codes, inputs[o.name]) for name, o in op.sources.items()}
+        return {op.outputs[0]: ort_arithmetic.quantised(nodes(feeds), op.out, everything)}
+
+    return run
+
+
+def _chain(op: Chain, profile: Profile, accumulator: Accumulator | None) -> Run:
+    kernels = [Kernel(link, profile, accumulator if isinstance(link, Accumulate) else None) for link in op.links]
+
+    def run(inputs: Inputs) -> dict[str, Array]:
+        known = dict(inputs)
+        for kernel in kernels:
+            known |= kernel.run(known)
+        return {name: known[name] for name in op.outputs}
+
+    return run
 
 
 # -- movement and the float boundary -----------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -71,9 +70,11 @@ class _Lowering:
             return self._on_codes()
         first, last = self._moves_before(), self._moves_behind()
         op = self._core()
-        return Chain(self.step.op_type, last[-1].outputs if last else op.outputs, (*first, op, *last), self._out()) if (
-            first or last
-        ) else op
+        return (
+            Chain(self.step.op_type, last[-1].outputs if last else op.outputs, (*first, op, *last), self._out())
+            if (first or last)
+            else op
+        )
 
     def _core(self) -> Op:
         head = self.work[0]
@@ -122,7 +123,7 @@ class _Lowering:
             return False
         if node.op_type == "Pad" and len(node.inputs) > 2 and node.inputs[2]:
             fill = islands.constant(self.graph, node.inputs[2])  # only a zero has a code in every quantisation
-            if fill is None or fill.size and float(fill.ravel()[0]) != 0:
+            if fill is None or (fill.size and float(fill.ravel()[0]) != 0):
                 return False
         return len({o.codes for o in operands if o is not None}) == 1
 

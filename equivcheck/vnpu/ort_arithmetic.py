@@ -7,18 +7,21 @@ are rewritten to uint8 (code + 128) before any of them runs, so codes are taken 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from equivcheck.engines.ort import OrtEngine
 from equivcheck.models.graph import Array
 from equivcheck.vnpu import real, windows
-from equivcheck.vnpu.ir import Binary, Codes, Mean, Pool, Softmax
+from equivcheck.vnpu.ir import Binary, Codes, Mean, Pool, Resize, Softmax
 from equivcheck.vnpu.rounding import saturated
 
 F = np.float32
 
 
 def unsigned(codes: Codes) -> Codes:
-    return Codes(codes.scale, codes.zero + 128, False) if codes.signed else codes
+    return Codes(codes.scale, codes.zero + (1 << codes.bits - 1), False, codes.bits) if codes.signed else codes
 
 
 def dequantised(codes: Codes, values: Array) -> Array:
@@ -48,10 +51,13 @@ def binary_table(op: Binary, bounds: tuple[int, int], scalar: str = "") -> Array
         return _add(op, a, b, bounds, scalar)
     if op.kind == "Mul":
         return _mul(op, a, b, bounds)
-    function = {"Sub": np.subtract, "Div": np.divide}[op.kind]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        made = function(dequantised(op.a.codes, a), dequantised(op.b.codes, b))
-    return quantised(made, op.out, bounds)
+    return float32_binary(op, dequantised(op.a.codes, a), dequantised(op.b.codes, b), bounds)
+
+
+def float32_binary(op: Binary, a: Array, b: Array, bounds: tuple[int, int]) -> Array:
+    """DQ-op-Q in float32: operators (and widths of code) that have no QLinear kernel."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return quantised(real.BINARY[op.kind](a, b), op.out, bounds)
 
 
 def _add(op: Binary, a: Array, b: Array, bounds: tuple[int, int], scalar: str) -> Array:
@@ -117,3 +123,34 @@ def softmax(op: Softmax, codes: Array) -> Array:
     out = unsigned(op.out)
     made = np.minimum(np.rint(powers * top / sums) + out.zero, 255) - (out.zero - op.out.zero)
     return real.softmax_back(op, made.astype(op.out.dtype).reshape(rows.shape), codes.shape)
+
+
+def resize(op: Resize) -> Callable[[Array], Array]:
+    """Linear Resize has no int8 kernel in a QDQ graph: its own float32 kernel runs between DQ and Q. It is called here."""
+    engine = OrtEngine()
+    engine.load(_resize_model(op), {"optimization": "disable", "threads": 1})
+    return lambda codes: quantised(engine.run({"x": dequantised(op.x.codes, codes)}, ["y"])["y"], op.out)
+
+
+def _resize_model(op: Resize) -> bytes:
+    from onnx import TensorProto, helper, numpy_helper
+
+    given: dict[str, Array] = {"roi": np.asarray(op.roi or (), np.float32)}
+    if op.sizes is None:
+        given["scales"] = np.asarray(op.factors, np.float32)
+    else:
+        given["sizes"] = np.asarray(op.sizes, np.int64)
+    names = ["x", "roi", "scales" if op.sizes is None else "", *(["sizes"] if op.sizes is not None else [])]
+    node = helper.make_node(
+        "Resize", names, ["y"], mode="linear", coordinate_transformation_mode=op.coordinates, axes=list(op.axes),
+        extrapolation_value=op.outside,
+    )  # fmt: skip
+    graph = helper.make_graph(
+        [node],
+        "resize",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, None)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(array, name) for name, array in given.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    return bytes(model.SerializeToString())

@@ -6,14 +6,33 @@ the real, saturation is not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from equivcheck.models.graph import Array
 from equivcheck.vnpu import islands, windows
+from equivcheck.vnpu import resize as resizing
 from equivcheck.vnpu.accumulate import Accumulator
-from equivcheck.vnpu.ir import Accumulate, Binary, Clamp, Codes, Mean, Move, Op, Operand, Pool, Quantise, Softmax, Table
+from equivcheck.vnpu.ir import (
+    Accumulate,
+    Binary,
+    Chain,
+    Clamp,
+    Codes,
+    Island,
+    Mean,
+    Move,
+    Op,
+    Operand,
+    Pool,
+    Quantise,
+    Reduce,
+    Resize,
+    Softmax,
+    Table,
+    raw,
+)
 from equivcheck.vnpu.moves import move
 from equivcheck.vnpu.requantise import channel_axis, product_scale, real_bias
 
@@ -24,6 +43,8 @@ def real(op: Op, inputs: Inputs, accumulator: Accumulator | None = None) -> dict
     """Output name -> v / s_out (float64). `inputs` are the stored values (codes; floats for Quantise) by name."""
     if isinstance(op, Move):
         return _moved(op, inputs)
+    if isinstance(op, Chain):
+        return _chained(op, inputs, accumulator)
     if isinstance(op, Accumulate):
         found = accumulated(op, inputs, accumulator or Accumulator(op))
     elif isinstance(op, Binary):
@@ -33,7 +54,14 @@ def real(op: Op, inputs: Inputs, accumulator: Accumulator | None = None) -> dict
     elif isinstance(op, Mean):
         found = averaged(op, inputs[op.x.name])
     elif isinstance(op, Table):
-        found = tabulated(op)[inputs[op.x.name].view(np.uint8)]
+        found = tabulated(op)[raw(inputs[op.x.name])]
+    elif isinstance(op, Reduce):
+        found = reduced(op, inputs[op.x.name])
+    elif isinstance(op, Resize):
+        found = resized(op, inputs[op.x.name])
+    elif isinstance(op, Island):
+        reals = {name: dequantised(operand, inputs) for name, operand in op.sources.items()}
+        found = islands.evaluate_island(op, reals) / op.out.scale
     elif isinstance(op, Softmax):
         found = softmax(op, inputs[op.x.name])
     else:
@@ -69,18 +97,62 @@ def accumulated(op: Accumulate, inputs: Inputs, accumulator: Accumulator) -> Arr
 
 def binary(op: Binary, a: Array, b: Array) -> Array:
     """A op b / s_out on reals; a division by zero is inf or NaN, as in IEEE 754."""
-    function = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide}[op.kind]
     with np.errstate(divide="ignore", invalid="ignore"):
-        return _clamped(function(a, b), op.clamp) / op.out.scale
+        return _clamped(BINARY[op.kind](a, b), op.clamp) / op.out.scale
+
+
+BINARY: dict[str, Callable[[Array, Array], Array]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Div": np.divide,
+    "Max": np.maximum,
+    "Min": np.minimum,
+    "PRelu": lambda a, b: np.where(a >= 0, a, a * b),
+}
 
 
 def averaged(op: Mean, codes: Array) -> Array:
     axes, count = mean_axes(op, codes)
     total = codes.sum(axis=axes, dtype=np.int64, keepdims=op.keepdims) - count * op.x.codes.zero
-    return _clamped(total * op.x.codes.scale / count, op.clamp) / op.out.scale
+    return _in_codes(total / count, op)
 
 
-def mean_axes(op: Mean, codes: Array) -> tuple[tuple[int, ...], int]:
+def reduced(op: Reduce, codes: Array) -> Array:
+    axes, count = mean_axes(op, codes)
+    if op.kind == "ReduceSum":
+        total = codes.sum(axis=axes, dtype=np.int64, keepdims=op.keepdims) - count * op.x.codes.zero
+    else:
+        total = extreme(op, codes).astype(np.int64) - op.x.codes.zero
+    return _in_codes(np.asarray(total, np.float64), op)
+
+
+def _in_codes(value: Array, op: Mean | Reduce | Pool) -> Array:
+    """A mean, sum or maximum of centred codes of the input, in codes of the output.
+
+    Equal scales are not multiplied and divided by: that would move half of a code off the tie it is.
+    """
+    x, out = op.x.codes, op.out
+    if op.clamp.idle and x.scale == out.scale:
+        return value
+    return _clamped(value * x.scale, op.clamp) / out.scale
+
+
+def extreme(op: Reduce, codes: Array) -> Array:
+    """The largest (or smallest) codes: DQ is monotone, so they are those of the largest reals."""
+    axes, _ = mean_axes(op, codes)
+    find = codes.min if op.kind == "ReduceMin" else codes.max
+    return np.asarray(find(axis=axes, keepdims=op.keepdims))
+
+
+def resized(op: Resize, codes: Array) -> Array:
+    x = op.x.codes
+    place = resizing.nearest if op.mode == "nearest" else resizing.linear
+    made = place(op, codes.astype(np.float64) - x.zero, op.outside / x.scale)
+    return made if x.scale == op.out.scale else made * x.scale / op.out.scale
+
+
+def mean_axes(op: Mean | Reduce, codes: Array) -> tuple[tuple[int, ...], int]:
     """The axes that are averaged (all of them, where ReduceMean names none) and how many elements that is."""
     axes = tuple(range(2, codes.ndim)) if op.axes is None else tuple(a % codes.ndim for a in op.axes)
     axes = axes or tuple(range(codes.ndim))
@@ -90,21 +162,19 @@ def mean_axes(op: Mean, codes: Array) -> tuple[tuple[int, ...], int]:
 def _pooled(op: Pool, inputs: Inputs) -> Array:
     codes = inputs[op.x.name]
     if op.kind == "MaxPool":
-        value = (windows.maxima(op, codes).astype(np.float64) - op.x.codes.zero) * op.x.codes.scale
-    else:
-        total = windows.summed(op, codes.astype(np.int64) - op.x.codes.zero)
-        value = total * op.x.codes.scale / windows.counts(op, codes.shape[2:])
-    return _clamped(value, op.clamp) / op.out.scale
+        return _in_codes(windows.maxima(op, codes).astype(np.float64) - op.x.codes.zero, op)
+    total = windows.summed(op, codes.astype(np.int64) - op.x.codes.zero)
+    return _in_codes(total / windows.counts(op, codes.shape[2:]), op)
 
 
 def tabulated(op: Table) -> Array:
-    """256 entries by the code's raw byte."""
+    """One entry a code, by its raw bits."""
     x = (op.x.codes.all() - op.x.codes.zero) * op.x.codes.scale
     return islands.evaluate(op, x) / op.out.scale
 
 
 def rescaled(source: Codes, out: Codes) -> Array:
-    """256 entries by the code's raw byte: the same real in codes of `out`."""
+    """One entry a code, by its raw bits: the same real in codes of `out`."""
     return (source.all() - source.zero) * source.scale / out.scale
 
 
@@ -129,17 +199,48 @@ def softmax_back(op: Softmax, rows: Array, shape: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(np.moveaxis(rows, -1, op.axis % len(shape)))
 
 
+def _chained(op: Chain, inputs: Inputs, accumulator: Accumulator | None) -> dict[str, Array]:
+    """Codes are moved up to the operator that computes; its real value is moved from there on."""
+    known = dict(inputs)
+    computes = next((k for k, link in enumerate(op.links) if not _only_moves(link)), len(op.links) - 1)
+    for link in op.links[:computes]:
+        known |= {name: _as_codes(values, link) for name, values in real(link, known).items()}
+    made = real(op.links[computes], known, accumulator)
+    for link in op.links[computes + 1 :]:
+        (value,) = made.values()
+        if isinstance(link, Pool):
+            made = {link.outputs[0]: windows.maxima(link, value)}
+        else:
+            assert isinstance(link, Move)
+            fill = pad_real(link) / op.out.scale if link.kind == "Pad" else 0.0
+            made = {link.outputs[0]: move(link.kind, [value], link.attributes, link.constants, fill, 1)[0]}
+    return made
+
+
+def _only_moves(link: Op) -> bool:
+    """Whether a link gives back codes as they are."""
+    if isinstance(link, Move):
+        return all(operand.codes == link.out[0] for operand in link.inputs)
+    return isinstance(link, Pool) and link.kind == "MaxPool" and link.x.codes == link.out and link.clamp.idle
+
+
+def _as_codes(values: Array, link: Op) -> Array:
+    assert isinstance(link, Move | Pool)
+    codes = link.out if isinstance(link, Pool) else link.inputs[0].codes
+    return np.asarray(np.rint(values) + codes.zero).astype(codes.dtype)
+
+
 def _moved(op: Move, inputs: Inputs) -> dict[str, Array]:
     arrays = [operand.constant if operand.constant is not None else inputs[operand.name] for operand in op.inputs]
     first = op.inputs[0].codes
     out = op.out[0] or first
     if op.kind == "Concat":
-        values = [rescaled(o.codes, out)[a.view(np.uint8)] for o, a in zip(op.inputs, arrays, strict=True)]
+        values = [rescaled(o.codes, out)[raw(a)] for o, a in zip(op.inputs, arrays, strict=True)]
         return dict(zip(op.outputs, move(op.kind, values, op.attributes, op.constants, 0, 1), strict=True))
     values = [array.astype(np.float64) - first.zero for array in arrays]
     moved = move(op.kind, values, op.attributes, op.constants, 0, len(op.outputs))
     if op.kind == "Pad" and 2 in op.constants and op.constants[2].size:
-        moved = move(op.kind, values, op.attributes, op.constants, pad_real(op) / first.scale, 1)  # type: ignore[arg-type]
+        moved = move(op.kind, values, op.attributes, op.constants, pad_real(op) / first.scale, 1)
     return {
         name: value * first.scale / codes.scale if codes else value
         for name, value, codes in zip(op.outputs, moved, op.out, strict=True)

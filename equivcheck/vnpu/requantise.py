@@ -17,8 +17,7 @@ Stage = Callable[[Array], Array]
 Overflow = Callable[[Array], Array]
 # Exporters write s_x * s_w rounded to float32: 2^-24 off. Ten times that is still the same scale.
 SAME_SCALE = 1e-6
-SMALL = 1 << 22
-FIXED_BLOCK = 1 << 15
+SMALL = (1 << 22) - 1
 
 
 def channel_axis(op: Accumulate) -> int:
@@ -34,16 +33,17 @@ def output_stage(op: Accumulate, profile: Profile, bounds: Array | None) -> Stag
     """Sums (float32 or float64 integers of at most `bounds`, one a channel) -> codes."""
     limits = rounding.code_bounds(op.clamp, op.out, profile.quantise_precision, profile.quantise_rounding)
     overflow = _overflow(profile, op, bounds)
-    if profile.requantise_multiplier == "fixed31":
+    if profile.requantise_multiplier == "fixed":
         connected = not op.convolves and not isinstance(op.weight, Operand)
         if (
             connected
             and _is_reference(profile)
+            and op.x.codes.bits == 8
             and (bounds is None or bounds.max(initial=0) < 1 << 31)
             and op.slope == 1
         ):
             return _fully_connected(op, profile, limits)
-        stage = _Fixed31(op, profile, limits, bounds, overflow)
+        stage = _Fixed(op, profile, limits, bounds, overflow)
         return stage if op.slope == 1 else _leaky(op, profile, stage, bounds, overflow)
     if profile.requantise_multiplier == "float32":
         return _float32(op, profile, limits, bounds, overflow)
@@ -79,13 +79,18 @@ def _overflow(profile: Profile, op: Accumulate, bounds: Array | None) -> Overflo
     A saturating accumulator could saturate on the way and come back; that order is not modelled. Run-time weights: 33,000
     terms of 255 * 255 make 2^31, beyond any layer seen.
     """
-    limit = 1 << (profile.accumulator_bits - 1)
+    bits = accumulator_bits(op, profile)
+    limit = 1 << (bits - 1)
     biggest = _magnitude(op.bias, bounds).max(initial=0) if bounds is not None else 1 << 30
-    if biggest < limit or profile.accumulator_bits >= 63:
+    if biggest < limit or bits >= 63:
         return None
     if profile.accumulator_overflow == "saturate":
         return lambda acc: np.clip(acc, -limit, limit - 1)
     return lambda acc: (acc.astype(np.int64) + limit) % (2 * limit) - limit
+
+
+def accumulator_bits(op: Accumulate, profile: Profile) -> int:
+    return profile.accumulator_wide_bits if op.x.codes.bits > 8 else profile.accumulator_bits
 
 
 def _magnitude(bias: Array | None, bounds: Array) -> Array:
@@ -154,7 +159,9 @@ def _float32(
     # float32(acc) + float32(bias) is rounded once, as the conversion of the exact int32 sum is, while both are exact
     wide = np.zeros(count, bool) if bias is None else np.broadcast_to(np.abs(bias) >= EXACT_FLOAT32, (count,))
     if overflow is not None:
-        wide = wide | (_magnitude(bias, bounds) >= 1 << (profile.accumulator_bits - 1) if bounds is not None else True)
+        wide = wide | (
+            _magnitude(bias, bounds) >= 1 << (accumulator_bits(op, profile) - 1) if bounds is not None else True
+        )
     low, high = (np.float32(limit - op.out.zero) for limit in limits)
     zero = np.float32(op.out.zero)
 
@@ -200,7 +207,7 @@ def _fully_connected(op: Accumulate, profile: Profile, limits: tuple[int, int]) 
 def _leaky(op: Accumulate, profile: Profile, above: Stage, bounds: Array | None, overflow: Overflow | None) -> Stage:
     """LeakyRelu in the output stage: a second multiplier, slope * s_x * s_w / s_out, where the result is negative."""
     scaled = replace(op, weight_scale=op.weight_scale * op.slope, bias_scale=op.bias_scale * op.slope, slope=1.0)
-    below = _Fixed31(scaled, profile, (op.out.low, op.out.high), bounds, overflow)
+    below = _Fixed(scaled, profile, (op.out.low, op.out.high), bounds, overflow)
 
     def stage(acc: Array) -> Array:
         high = above(acc)
@@ -209,8 +216,8 @@ def _leaky(op: Accumulate, profile: Profile, above: Stage, bounds: Array | None,
     return stage
 
 
-class _Fixed31:
-    """TFLite: a 31-bit multiplier and a shift, rounded as the profile says.
+class _Fixed:
+    """TFLite: an integer multiplier (31 bits, unless the profile has fewer) and a shift, rounded as the profile says.
 
     `reference` is the two roundings of fixed_point.py; `_in_floats` is a faster form of it for channels whose sums stay
     below 2^22 (all channels of 46 and of 52 of the 53 convolutions of two MobileNetV2): 5 ns an element against 8.
@@ -223,55 +230,48 @@ class _Fixed31:
         sx, sw, so = np.float32(op.x.codes.scale), op.weight_scale.astype(np.float32), np.float32(op.out.scale)
         in_double = (op.convolves and op.x.codes.signed) or sw.size > 1
         multiplier = fixed_point.conv_multiplier if in_double else fixed_point.product_multiplier
-        self.m, self.shift = (np.atleast_1d(values) for values in multiplier(sx, sw, so))
+        m, shift = (np.atleast_1d(values) for values in multiplier(sx, sw, so))
+        self.m, self.shift = narrowed(m, bits_of(op, profile)), shift
         bias = integer_bias(op, profile)
         self.bias = np.zeros(1, np.int64) if bias is None else bias
-        self.reference = _is_reference(profile)
+        self.reference = _is_reference(profile) and op.x.codes.bits == 8
         fits = bounds is None or int(bounds.max(initial=0)) < 1 << 31
-        native = fits and profile.accumulator_bits == 32 and profile.accumulator_overflow == "wrap"
+        native = fits and accumulator_bits(op, profile) == 32 and profile.accumulator_overflow == "wrap"
         self.overflow = None if native and self.reference else overflow  # output_codes adds the bias with wrap-around
         small = np.zeros(1, bool) if bounds is None else _magnitude(self.bias, bounds) < SMALL
         self.small = (small & (self.shift <= 0)) if self.reference and self.overflow is None else np.zeros(1, bool)
         self.scale = self.m * 2.0**-31
-        self.right = np.exp2(self.shift.astype(np.float64)).astype(np.float32)
+        self.offset = self.bias * self.scale + 0.5
+        self.right = np.exp2(self.shift.astype(np.float64)) * (1 + 2.0**-26)
 
     def __call__(self, acc: Array) -> Array:
         codes = np.empty(acc.shape, self.op.out.dtype)
-        scratch = (
-            np.empty(min(acc.size, rounding.BLOCK), np.float64),
-            np.empty((2, min(acc.size, rounding.BLOCK)), np.float32),
-        )
-        for source, target, part, last in rounding.blocks(
-            acc, codes, channel_axis(self.op), channels(self.op), FIXED_BLOCK
-        ):
+        scratch = np.empty(min(acc.size, rounding.BLOCK), np.float64)
+        for source, target, part, last in rounding.blocks(acc, codes, channel_axis(self.op), channels(self.op)):
             if (
                 self.small.size > 1
                 and self.small[part].all()
                 and source.dtype == np.float32
                 and source.size <= rounding.BLOCK
             ):
-                self._in_floats(source, target, part, last, *scratch)
+                self._in_floats(source, target, part, last, scratch)
             else:
                 self._in_integers(source, target, part, last)
         return codes
 
-    def _in_floats(self, acc: Array, codes: Array, part: slice, last: bool, wide: Array, narrow: Array) -> None:
-        """Acc * m is below 2^53 and so exact in float64; rounded once it is an integer below 2^22, exact in float32."""
-        y, z, sign = (_view(scratch, acc.shape) for scratch in (wide, narrow[0], narrow[1]))
-        np.add(acc, _columns(self.bias, part, last).astype(np.float32), out=z)
-        np.copyto(y, z)
+    def _in_floats(self, acc: Array, codes: Array, part: slice, last: bool, scratch: Array) -> None:
+        """Acc * m is below 2^53 and so exact in float64, and half-up is floor(y + 1/2), the half added with the bias.
+
+        Then y is an integer below 2^22 and y / 2^n is off a tie by at least 2^-n, so a factor of 1 + 2^-26 moves nothing
+        but ties, away from zero: half-even of the product is half-away of the quotient.
+        """
+        y = _view(scratch, acc.shape)
+        np.copyto(y, acc)
         y *= _columns(self.scale, part, last)
-        y += 0.5
+        y += _columns(self.offset, part, last)
         np.floor(y, out=y)
-        np.copyto(z, y, casting="unsafe")
-        z *= _columns(self.right, part, last)
-        unshifted = _columns(self.shift, part, last) == 0
-        np.copysign(np.where(unshifted, np.float32(0), np.float32(0.5)), z, out=sign)
-        z += sign
-        np.trunc(z, out=z)
-        z += np.float32(self.op.out.zero)
-        np.clip(z, np.float32(self.limits[0]), np.float32(self.limits[1]), out=z)
-        np.copyto(codes, z, casting="unsafe")
+        y *= _columns(self.right, part, last)
+        rounding.store(y, codes, self.op.out.zero, *self.limits)
 
     def _in_integers(self, acc: Array, codes: Array, part: slice, last: bool) -> None:
         m, shift, bias = (_columns(values, part, last) for values in (self.m, self.shift, self.bias))
@@ -285,7 +285,32 @@ class _Fixed31:
         if self.reference:
             codes[...] = fixed_point.output_codes(total, m, shift, zero, low, high, dtype=codes.dtype.type)
         else:
-            codes[...] = np.clip(_scaled(total, m, shift, self.profile) + zero, low, high)
+            scaled = _wide_scaled if self.op.x.codes.bits > 8 else _scaled
+            codes[...] = np.clip(scaled(total, m, shift, self.profile) + zero, low, high)
+
+
+def bits_of(op: Accumulate, profile: Profile) -> int:
+    """Multiplier bits: at most 15 beside 16-bit activations, whose sums leave no room in 64 (as in TFLite's 16x8)."""
+    return min(15, profile.requantise_multiplier_bits) if op.x.codes.bits > 8 else profile.requantise_multiplier_bits
+
+
+def narrowed(m: Array, bits: int) -> Array:
+    """A 31-bit multiplier rounded to `bits`, ties up, and still counted in 2^-31: the low bits are zero.
+
+    The largest stays (TFLite `MultiplyByQuantizedMultiplier` for int64 has it: 0x7FFF), rather than gain a bit.
+    """
+    drop = 31 - bits
+    if drop == 0:
+        return m
+    kept = np.minimum((m.astype(np.int64) + (1 << drop - 1)) >> drop, (1 << bits) - 1)
+    return np.asarray(kept << drop)
+
+
+def _wide_scaled(acc: Array, m: Array, shift: Array, profile: Profile) -> Array:
+    """One rounding of sums beyond 32 bits by a multiplier of 15 bits: the product fits 64 bits."""
+    return _shifted(
+        acc.astype(np.int64) * (m >> 16), np.maximum(15 - shift.astype(np.int64), 0), profile.requantise_rounding
+    )
 
 
 def _scaled(acc: Array, m: Array, shift: Array, profile: Profile) -> Array:

