@@ -580,8 +580,11 @@ class _Judge:
                 for k, rule in enumerate(self.case.tolerance.rules)
                 if any(rule.matches(name, main, dtype, on) for on in ("local", "accumulated"))
             }
-        idle = [k for k in range(len(self.case.tolerance.rules)) if k not in used]
-        return [f"{self.case.tolerance.source}: rule[{k}] matches no judged tensor" for k in idle]
+        return [
+            f"{self.case.tolerance.source}: rule[{k}] (tensor '{rule.tensor}', op_type '{rule.op_type}') matches no judged tensor"
+            for k, rule in enumerate(self.case.tolerance.rules)
+            if k not in used
+        ]
 
     def _declarations(self) -> list[str]:
         """Steps that are legal only because their engine declares a wider limit: said, once an op_type and side."""

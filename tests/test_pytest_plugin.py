@@ -35,6 +35,7 @@ def pytest_of(tmp_path: Path, text: str, *arguments: str) -> tuple[int, str]:
     (tmp_path / "test_model.py").write_text(text, encoding="utf-8")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | {"COLUMNS": "300"}
+    environment["COLUMNS"] = "300"  # pytest cuts its summary lines to the width of the terminal
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     return done.returncode, done.stdout + done.stderr
