@@ -580,8 +580,9 @@ class _Judge:
                 for k, rule in enumerate(self.case.tolerance.rules)
                 if any(rule.matches(name, main, dtype, on) for on in ("local", "accumulated"))
             }
+        source = self.case.tolerance.source
         return [
-            f"{self.case.tolerance.source}: rule[{k}] (tensor '{rule.tensor}', op_type '{rule.op_type}') matches no judged tensor"
+            f"{source}: rule[{k}] (tensor '{rule.tensor}', op_type '{rule.op_type}') matches no judged tensor"
             for k, rule in enumerate(self.case.tolerance.rules)
             if k not in used
         ]

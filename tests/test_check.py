@@ -265,12 +265,21 @@ def test_a_model_with_a_string_output_ends_in_a_result_or_a_refusal(tmp_path: Pa
         assert "y" in str(error)  # noqa: PT017  # either is sensible, another exception is not
 
 
-def test_a_model_with_a_sequence_output_ends_in_a_result_or_a_refusal(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "candidate",
+    [
+        "ort",
+        pytest.param(
+            "vnpu", marks=pytest.mark.xfail(strict=True, reason="BUG: 'list' has no attribute 'size' (vnpu fallback)")
+        ),
+    ],
+)
+def test_a_model_with_a_sequence_output_ends_in_a_result_or_a_refusal(tmp_path: Path, candidate: str) -> None:
     model = made_of(helper.make_node("SequenceConstruct", ["x", "x"], ["y"]))
     del model.graph.output[:]
     model.graph.output.append(helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, [1, 3]))
     try:
-        equivcheck.diff(saved(tmp_path, model), candidate="ort")
+        equivcheck.diff(saved(tmp_path, model), candidate=candidate)
     except EquivcheckError as error:
         assert "y" in str(error)  # noqa: PT017
 

@@ -42,7 +42,15 @@ def root(square: Fraction) -> float:
     if square == 0:
         return 0.0
     shift = (square.numerator.bit_length() - square.denominator.bit_length()) // 2
-    return math.ldexp(math.sqrt(square / Fraction(4) ** shift), shift)
+    try:
+        return math.ldexp(math.sqrt(square / Fraction(4) ** shift), shift)
+    except OverflowError:
+        return math.inf
+
+
+def decibels(share: Fraction) -> float:
+    """10 log10 of a fraction of any size."""
+    return 10 * (math.log10(share.numerator) - math.log10(share.denominator))
 
 
 def oracle(ref: np.ndarray, cand: np.ndarray, scale: np.ndarray | None = None, zero: np.ndarray | None = None) -> dict:
@@ -84,7 +92,7 @@ def oracle(ref: np.ndarray, cand: np.ndarray, scale: np.ndarray | None = None, z
         "bias": float(sum(errors) / n),
         "cosine": math.copysign(root(ab * ab / (aa * bb)), ab) if aa and bb else None,
         "ratio": root(max(aa, bb) / min(aa, bb)) if aa and bb else 1.0,
-        "snr": "equal" if not dd else "reference is zero" if not aa else 10 * math.log10(aa / dd),
+        "snr": "equal" if not dd else "reference is zero" if not aa else decibels(aa / dd),
         "distances": distances,
         "reals": [x for pair in reals for x in pair],
     }
