@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import os
 
 Progress = Callable[[str], None]
+_NOT_NUMBERS = "OUSMmc"  # dtype kinds that are recorded but not weighed: objects, text, times, complex
 DEFAULT_CANDIDATE = "vnpu:profile=tflite-reference,target=warboy"
 
 
@@ -169,6 +170,7 @@ class _Run:
         self.candidate = _Open(request.candidate, candidate_model)
         self.incomparable: dict[str, str] = {}
         self.parameters_differ: dict[str, str] = {}
+        self.not_numbers: dict[str, str] = {}
         self.notes: list[str] = list(request.notes)
         self.referee = ExactReferee(self.graph)
         self.second: SecondOpinion | None = None
@@ -212,7 +214,7 @@ class _Run:
         for side in (self.reference, self.candidate):
             assert side.session is not None
             try:
-                side.last = side.session.run(sample.id, feeds)
+                side.last = _tensors_only(side.session.run(sample.id, feeds))
             except EngineError as error:
                 side.broke = str(error)
                 return None
@@ -266,8 +268,8 @@ class _Run:
             own, theirs = self.graph.quantisation.get(name), cand.quantisation.get(name)
             if a is not None and a.shape != b.shape:
                 self.incomparable[name] = f"shape {list(b.shape)} against {list(a.shape)}"
-            elif b.dtype.kind not in "biufV" or (b.dtype.kind == "V" and b.dtype.names):
-                self.incomparable.setdefault(name, f"{b.dtype} values are not numbers: not judged")
+            elif b.dtype.kind in _NOT_NUMBERS:
+                self.not_numbers[name] = f"{b.dtype} values are not numbers"
             elif a is not None and a.dtype != b.dtype:
                 self.incomparable[name] = f"dtype {b.dtype} against {a.dtype}"
             elif own is not None and theirs is not None and (text := _parameters_differ(own, theirs)):
@@ -297,7 +299,7 @@ class _Run:
         return {
             name: array
             for name, array in recording.values.items()
-            if name in stored and name not in without and array.dtype.kind not in "OUSMmc"
+            if name in stored and name not in without and array.dtype.kind not in _NOT_NUMBERS
         }
 
     def _truth(self, side: _Open, values: Mapping[str, Array], unusable: Mapping[str, str]) -> Weigher:
@@ -312,7 +314,7 @@ class _Run:
         found: dict[str, Tally] = {}
         for name in self.plan.rows:
             a, b = ref.values.get(name), cand.values.get(name)
-            if a is None or b is None or a.shape != b.shape or name in self.incomparable:
+            if a is None or b is None or a.shape != b.shape or name in self.incomparable or name in self.not_numbers:
                 continue
             own = self.graph.quantisation.get(name)
             other = cand.quantisation.get(name)
@@ -372,6 +374,7 @@ class _Run:
             evidence=evidence,
             incomparable=self.incomparable,
             parameters_differ=self.parameters_differ,
+            not_numbers=self.not_numbers,
             notes=self.notes,
             again=request.again,
             versions=versions(),
@@ -462,6 +465,17 @@ def _no_nan_into_codes(graph: Graph, samples: Sequence[Sample]) -> None:
                     asked=name,
                     hint="clean the input, or look at what made it",
                 )
+
+
+def _tensors_only(recording: Recording) -> Recording:
+    """Name sequences, maps and optionals among the absent: they are no tensors."""
+    others = {
+        n: f"a {type(v).__name__} is no tensor" for n, v in recording.values.items() if not isinstance(v, np.ndarray)
+    }
+    if not others:
+        return recording
+    kept = {name: array for name, array in recording.values.items() if name not in others}
+    return replace(recording, values=kept, absent={**recording.absent, **others})
 
 
 def _same_inputs(own: Graph, other: Graph) -> None:

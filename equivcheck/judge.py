@@ -82,6 +82,7 @@ class Case:
     evidence: Sequence[Evidence]
     incomparable: Mapping[str, str]
     parameters_differ: Mapping[str, str]
+    not_numbers: Mapping[str, str]
     notes: Sequence[str]
     again: str
     versions: Mapping[str, str]
@@ -218,6 +219,8 @@ class _Judge:
             return "incomparable", case.incomparable[name], None
         if name in case.parameters_differ:
             return "different", case.parameters_differ[name], None
+        if name in case.not_numbers:
+            return "unjudged", case.not_numbers[name], None
         if name not in case.candidate.values:
             return "unjudged", self._missing(name), None
         by_rule = self._by_accumulated(name)

@@ -363,19 +363,12 @@ def test_a_new_folder_is_fine_and_nothing_is_said(tmp_path: Path) -> None:
 # -- one step: If, Loop, local functions in diff ------------------------------------------------------------------------
 
 
-CRASHES = {
-    "text_crosses_the_cut": "BUG: strings are subtracted",
-}
 NOT_JUDGED = {name for name in KINDS if name.startswith("float8")}  # ONNX Runtime's Python does not hand them over
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.xfail(strict=True, reason=CRASHES[name])] if name in CRASHES else [])
-        for name in KINDS
-        if name != "constants_alone_make_every_output"
-    ],
+    [name for name in KINDS if name != "constants_alone_make_every_output"],
 )
 def test_diff_of_every_kind_of_model_ends_in_a_verdict(name: str) -> None:
     """ONNX Runtime without optimisation against the deployed one: an If, a Loop, a local function is one step like any."""

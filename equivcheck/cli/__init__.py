@@ -23,7 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; nothing escapes but SystemExit of Python itself."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with root.make_context("equivcheck", given) as context:  # not root.main: it turns a broken pipe into exit 1
+        with root.make_context(
+            "equivcheck", given.copy(), obj=given
+        ) as context:  # not root.main: it turns a broken pipe into exit 1
             code = root.invoke(context)
         sys.stdout.flush()
         return int(code or 0)
@@ -43,14 +45,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except EngineError as error:
         return _complain(f"the engine failed: {error}")
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left; say nothing at exit
+        _abandon_stdout()
         return TROUBLE
     except OSError as error:
+        _abandon_stdout()
         return _complain(f"cannot write the result: {error.strerror or error}")
     except MemoryError:
         return _complain("out of memory; fewer samples at once (-i), or --values splits, need less")
     except Exception as error:
         return _bug(error)
+
+
+def _abandon_stdout() -> None:
+    """Nobody takes what is left in the buffer: without this, Python's own flush at exit makes the exit code 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(text: str) -> int:

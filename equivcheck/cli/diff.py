@@ -107,7 +107,7 @@ def command(
     beyond is not. The first screen says which step is the first that is not, on which side, and how much was judged.
     """
     _not_empty({"--save": save_to, "--json": json_to, "--candidate-model": candidate_model, "--preprocess": preprocess})
-    _writable(json_to)
+    _writable(json_to, save_to)
     from equivcheck.backends.registry import backend
     from equivcheck.check import DEFAULT_CANDIDATE, Request, input_specs, run
     from equivcheck.inputs import load_samples
@@ -165,14 +165,15 @@ def _not_empty(given: dict[str, str | None]) -> None:
             raise click.UsageError(f"{option} is empty; leave it out, or say what")
 
 
-def _writable(json_to: str | None) -> None:
+def _writable(json_to: str | None, save_to: str | None) -> None:
     """Find out that a result cannot be written before the work, not after."""
-    if json_to in (None, "-"):
-        return
-    from equivcheck.render.files import check_writable
+    from equivcheck.render.files import check_folder, check_writable
 
-    check_writable(Path(str(json_to)))
+    if json_to not in (None, "-"):
+        check_writable(Path(str(json_to)))
+    if save_to is not None:
+        check_folder(Path(save_to))
 
 
 def _again() -> str:
-    return shlex.join(["equivcheck", *sys.argv[1:]])
+    return shlex.join(["equivcheck", *click.get_current_context().find_root().obj])

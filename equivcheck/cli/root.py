@@ -55,9 +55,9 @@ def _version(context: click.Context, parameter: click.Parameter, value: bool) ->
 @click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
 def root() -> None:
-    r"""Is the difference between a CPU and an NPU rounding, or is something wrong - and where, and why?
+    """Is the difference between a CPU and an NPU rounding, or is something wrong - and where, and why?
 
     \b
     equivcheck diff model.onnx --split-at GlobalAveragePool
     equivcheck diff model.onnx --split-at GlobalAveragePool -i cat.jpg --preprocess recipe.toml
-    """
+    """  # noqa: D301  # click wants the control character, not its name

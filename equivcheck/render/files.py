@@ -20,6 +20,12 @@ def check_writable(path: Path) -> None:
         raise OutputError(f"cannot write {path}: permission denied", asked=str(path), hint="choose another place")
 
 
+def check_folder(path: Path) -> None:
+    """Raise OutputError when `path` is in the way of a folder."""
+    if path.exists() and not path.is_dir():
+        raise OutputError(f"cannot write to {path}: it is a file", asked=str(path), hint="name a new or empty folder")
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write `content` beside `path` and move it there. Raises OutputError; an older file stays as it was then."""
     check_writable(path)

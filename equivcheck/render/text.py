@@ -49,6 +49,12 @@ def headline(result: Result) -> str:
     judged = f"{coverage.judged} of {coverage.steps} steps judged"
     differing = coverage.steps - coverage.bitwise
     if result.verdict == "equivalent":
+        wrong = result.reference_culprits
+        if wrong:
+            return (
+                f"EQUIVALENT   {judged}; every judged step of the candidate is legal, BUT THE REFERENCE IS NOT THE MODEL at "
+                f"#{wrong[0].step} {wrong[0].op_type}."
+            )
         bits = "Every bit is equal too." if not differing else f"Bits differ in {differing}."
         return f"EQUIVALENT   {judged}; {result.reason}. {bits}"
     if result.verdict == "different":
@@ -114,6 +120,8 @@ def _evidence(result: Result, tensor: Tensor, error: StepError, kind: str) -> li
         "fed": " when fed with the reference's values",
         "stress": " on seeded random codes (your input does not show it)",
     }[kind]
+    if tensor.candidate.scale is None:
+        return [f"      a float{where}: worst at {error.worst}, {error.code} against {error.real}"]
     share = f"{error.off} of {error.n} elements ({_share(error.off, error.n)})"
     lines = [f"      off in {share}{where}, bias {error.bias_lsb:+.3f} LSB"]
     if error.code is not None and error.real is not None:
@@ -122,7 +130,7 @@ def _evidence(result: Result, tensor: Tensor, error: StepError, kind: str) -> li
         lines.append(f"      channel {error.worst_channel.index} of {tensor.channels} is the worst")
     reference = tensor.local.reference
     if reference is not None and tensor.candidate.scale is not None:
-        rounds = f"off in {reference.off} of" if reference.off else "rounds right on all"
+        rounds = f"is off in {reference.off} of" if reference.off else "rounds right on all"
         lines.append(f"      who     the reference {rounds} {reference.n}, by exact arithmetic on its own inputs")
     if not error.merged and tensor.candidate.scale is not None:
         lines.append("      not     the order of summation: int32 sums of int8 products are exact in any order")
@@ -308,14 +316,10 @@ def _remarks(result: Result) -> list[str]:
             f"to its limit: #{nearest.step} {nearest.op_type} {_short(nearest.name)}, "
             f"{nearest.local.candidate.excess:.3f} LSB beyond rounding (limit {nearest.limit.max:.2f})",
         )
+    lines += _thin(result)
+    inputs = {feed.name for sample in result.samples for feed in sample.feeds}
     coverage = result.coverage
-    if coverage.weak or coverage.silent_channels:
-        lines += _field(
-            "thin",
-            f"evidence: {coverage.weak} steps saw only clamped values; "
-            f"{coverage.silent_channels} of {coverage.channels} channels never exercised by this input",
-        )
-    absent = [item for item in coverage.absent if item.reason.startswith("candidate")]
+    absent = [item for item in coverage.absent if item.reason.startswith("candidate") and item.name not in inputs]
     if absent:
         lines += _field(
             "absent",
@@ -325,6 +329,16 @@ def _remarks(result: Result) -> list[str]:
         lines += _field("note", note)
     legend = "LSB = one quantisation step of that tensor; limits: " + result.tolerance
     return [*lines, f"  {legend}"]
+
+
+def _thin(result: Result) -> list[str]:
+    coverage = result.coverage
+    said = []
+    if coverage.weak:
+        said.append(f"{coverage.weak} {'step' if coverage.weak == 1 else 'steps'} saw only clamped values")
+    if coverage.silent_channels:
+        said.append(f"{coverage.silent_channels} of {coverage.channels} channels never exercised by this input")
+    return _field("thin", "evidence: " + "; ".join(said)) if said else []
 
 
 def _nearest(result: Result) -> Tensor | None:

@@ -135,12 +135,18 @@ def resize_linear(op: Resize) -> Callable[[Array], Array] | None:
 
 
 def softmax(op: Softmax, codes: Array) -> Array:
-    """SOFTMAX to its pinned output (scale 1/256, lowest code), then QUANTIZE where the model's output differs."""
-    rows = real.softmax_rows(op, codes)
-    made = tflite_softmax.softmax_codes(np.ascontiguousarray(rows), op.x.codes.scale).astype(op.x.codes.dtype)
-    pinned = Codes(1 / 256, op.x.codes.low, op.x.codes.signed)
-    if pinned != op.out:
-        made = rescale_table(pinned, op.out)[made.view(np.uint8)]
+    """SOFTMAX to its pinned output (scale 1/256, lowest code); for any other, SOFTMAX to int16, then QUANTIZE.
+
+    By way of the pinned 8-bit output a probability of 1 is cut off at 255/256 and rounded again: 0.65 LSB beyond
+    rounding, which no step may add.
+    """
+    rows = np.ascontiguousarray(real.softmax_rows(op, codes))
+    if op.out == Codes(1 / 256, op.x.codes.low, op.x.codes.signed):
+        made = tflite_softmax.softmax_codes(rows, op.x.codes.scale).astype(op.x.codes.dtype)
+    else:
+        wide = tflite_softmax.softmax_codes(rows, op.x.codes.scale, wide_output=True) - np.iinfo(np.int16).min
+        m, shift = fixed_point.quantize_multiplier(2.0**-16 / op.out.scale)
+        made = fixed_point.output_codes(wide, m, shift, op.out.zero, op.out.low, op.out.high, dtype=op.out.dtype.type)
     return real.softmax_back(op, made, codes.shape)
 
 

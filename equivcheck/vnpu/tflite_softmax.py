@@ -32,8 +32,10 @@ FORTY_EIGHT_SEVENTEENTHS = round(48 / 17 * 2**29)
 MINUS_THIRTY_TWO_SEVENTEENTHS = round(-32 / 17 * 2**29)
 
 
-def softmax_codes(codes: NDArray[Any], sx: float, beta: float = 1.0) -> Int32:
+def softmax_codes(codes: NDArray[Any], sx: float, beta: float = 1.0, *, wide_output: bool = False) -> Int32:
     """SOFTMAX over the last axis; the output has scale 1/256 and zero point -128 (int8) or 0 (uint8).
+
+    `wide_output`: int16 codes of scale 1/65536 and zero point -32768, as its int8 to int16 form has them.
 
     codes: int8 or uint8, any shape; the input's zero point cancels. TFLite `Softmax` (reference/softmax.h), with
     gemmlowp `exp_on_negative_values` and `one_over_one_plus_x_for_x_in_0_1` (fixedpoint.h).
@@ -42,13 +44,13 @@ def softmax_codes(codes: NDArray[Any], sx: float, beta: float = 1.0) -> Int32:
     ai-edge-litert 2.3 aborts the process (it asserts a final shift of at most 31); here every code of such a row is 0
     above the lowest, which is also the nearest code.
     """
-    low, high = code_range(codes.dtype)
+    low, high = code_range(np.int16 if wide_output else codes.dtype)
     wide = codes.astype(np.int32)
     below = wide.max(axis=-1, keepdims=True) - wide
     exponentials = _exponential_table(sx, beta)[below]
     sums = rounding_divide_by_pot(exponentials, SUM_INTEGER_BITS).sum(axis=-1, keepdims=True, dtype=np.int32)
     reciprocals, over_unit = _reciprocal(sums)
-    scaled = rounding_divide_by_pot(high_mul(reciprocals, exponentials), over_unit + 31 - 8)
+    scaled = rounding_divide_by_pot(high_mul(reciprocals, exponentials), over_unit + 31 - (16 if wide_output else 8))
     return np.clip(scaled + low, low, high).astype(np.int32)
 
 

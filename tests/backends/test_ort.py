@@ -312,7 +312,7 @@ def test_feeds_of_a_wrong_shape_are_refused_by_name() -> None:
 
 def test_an_unknown_execution_provider_is_refused_with_those_there_are() -> None:
     proto = TRAPS["conv_relu_chain"](lambda: factory("uint8", 17, False))
-    with pytest.raises(EngineRefused, match="CPUExecutionProvider"):
+    with pytest.raises(UnknownOption, match="CPUExecutionProvider"):
         record(model_of(proto), feeds(proto), "ort:provider=Abacus")
 
 

@@ -164,14 +164,14 @@ def print_faults(outcomes: Sequence[planting.Outcome]) -> None:
 
 
 def print_legal(variants: Sequence[legal.Legal]) -> None:
-    print(f"\n{'legal engine':32}{'models':>7}{'steps judged':>13}{'false alarms':>13}  nearest to a limit")
+    print(f"\n{'legal engine':32}{'models':>7}{'steps judged':>13}{'false alarms':>13}  largest share of a limit used")
     for engine in dict.fromkeys(v.engine for v in variants):
         own = [v for v in variants if v.engine == engine]
         steps = [(s, v) for v in own for s in v.steps]
-        near = max(steps, key=lambda pair: pair[0].margin)
+        step, of = max(steps, key=lambda pair: pair[0].used)
         print(
             f"{engine:32}{len(own):7}{sum(v.judged for v in own):13}{sum(bool(v.culprits) for v in own):13}"
-            f"  {near[1].model} #{near[0].step} {near[0].op_type}: {-near[0].margin:.3f} LSB left"
+            f"  {100 * step.used:.0f} %: {of.model} #{step.step} {step.op_type}, {step.twice_off:.3f} of {step.e:.2f} LSB"
         )
 
 

@@ -50,6 +50,16 @@ class LegalStep:
     margin: float
     stress: float
 
+    @property
+    def e(self) -> float:
+        """The limit it was held to, the part for double rounding aside."""
+        return self.twice_off - self.margin
+
+    @property
+    def used(self) -> float:
+        """Share of that limit; 0 where nothing is allowed and nothing was added."""
+        return max(self.twice_off, 0.0) / self.e if self.e > 0 else float(self.twice_off > 0)
+
 
 @dataclass(frozen=True)
 class Legal:

@@ -61,18 +61,19 @@ class Outcome:
 def planted(source: Source, *, sites: int, seed: int, with_peers: bool, kinds: tuple[str, ...]) -> list[Outcome]:
     """Plant every kind at up to `sites` random steps of a model."""
     prepared = Prepared(source)
-    found = []
+    wanted: list[tuple[str, Fault, int]] = []
     for number, kind in enumerate(kinds):
         rng = np.random.default_rng([seed, zlib.crc32(source.name.encode()), zlib.crc32(kind.encode())])
         steps = able(prepared, kind)
         for k, step in enumerate(rng.permutation(steps)[:sites].tolist()):
-            profile = PROFILES[(number + k) % len(PROFILES)]
             fault = Fault(kind, f"#{step}", int(rng.integers(1 << 16)))
-            sample = (number + k) % len(prepared.samples)
-            try:
-                found.append(one(prepared, fault, profile, sample, with_peers))
-            except Exception as error:  # one broken run must not take the others along: `crashed` is printed as a miss
-                found.append(crashed(prepared, fault, profile, sample, error))
+            wanted.append((PROFILES[(number + k) % len(PROFILES)], fault, (number + k) % len(prepared.samples)))
+    found = []
+    for profile, fault, sample in sorted(wanted, key=lambda entry: entry[0]):
+        try:
+            found.append(one(prepared, fault, profile, sample, with_peers))
+        except Exception as error:  # one broken run must not take the others along: `crashed` is printed as a miss
+            found.append(crashed(prepared, fault, profile, sample, error))
     return found
 
 

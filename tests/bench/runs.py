@@ -152,6 +152,7 @@ class Prepared:
 
     def npu(self, profile: str) -> SharedKernels:
         if profile not in self._npus:
+            self._npus.clear()  # compiled programs of one profile at a time: 0.4 GiB each on a MobileNetV2 of 224
             self._npus[profile] = SharedKernels(parse(f"vnpu:profile={profile},target=all"))
         return self._npus[profile]
 

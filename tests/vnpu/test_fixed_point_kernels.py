@@ -11,6 +11,9 @@ import pytest
 
 from equivcheck.vnpu import fixed_point as fp
 from equivcheck.vnpu import tflite_kernels as kernels
+from equivcheck.vnpu.ir import Codes, Operand, Softmax
+from equivcheck.vnpu.kernels import Kernel
+from equivcheck.vnpu.profiles import load_profile
 from equivcheck.vnpu.tflite_softmax import softmax_codes
 
 pytest.importorskip("ai_edge_litert", reason="the oracle is LiteRT: pip install equivcheck[tflite]")
@@ -277,3 +280,23 @@ def test_the_exponential_tables_end_where_the_kernel_stops():
     """Differences whose fixed-point form would overflow count as nothing: at scale 1 those beyond 31."""
     row = np.array([[127, 127 - 31, 127 - 32, -128]], np.int8)
     assert softmax_codes(row, 1.0).tolist() == [[127, -128, -128, -128]]
+
+
+@pytest.mark.parametrize("depth", [2, 10, 100])
+def test_softmax_to_sixteen_bits_gives_the_codes_of_the_reference_kernel(depth):
+    rng = np.random.default_rng(depth)
+    codes = codes_of(rng, (50, depth), np.int8)
+    for sx in (0.02, 0.08, 0.2):
+        got = run_reference(
+            "SOFTMAX", [Tensor(codes, sx, 3)], output(codes.shape, np.int16, 2.0**-16, -(1 << 15)), beta=1.0
+        )
+        np.testing.assert_array_equal(softmax_codes(codes, sx, wide_output=True), got)
+
+
+def test_a_softmax_of_another_scale_rounds_once_and_reaches_probability_one():
+    """By way of the 8-bit output of scale 1/256, 254.999 became 254: half a code beyond rounding."""
+    op = Softmax("Softmax", ("y",), Operand("x", Codes(0.0828, 148, False)), -1, False, Codes(1 / 255, 0, False))
+    kernel = Kernel(op, load_profile("tflite-reference"))
+    x = np.random.default_rng(0).integers(0, 256, (2000, 5)).astype(np.uint8)
+    distance = np.abs(kernel.run({"x": x})["y"] - np.clip(kernel.real({"x": x})["y"], 0, 255))
+    assert distance.max() < 0.51
