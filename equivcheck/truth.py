@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 
+import numpy as np
+
 from equivcheck.engines.ort import OrtEngine
 from equivcheck.errors import EngineRefused
 from equivcheck.models.graph import Array, Step
@@ -53,7 +55,9 @@ class StepResults:
             except Exception as error:  # onnxruntime raises its own classes, RuntimeError and ValueError
                 words = " ".join(str(error).split())[:400]
                 raise EngineRefused("the steps do not take these values", last_words=words) from error
-        results = {name: got[shown] for name, shown in self.isolated.outputs.items()}
+        results = {
+            name: got[shown] for name, shown in self.isolated.outputs.items() if isinstance(got[shown], np.ndarray)
+        }
         return results | {name: values[source] for name, source in self.isolated.passthrough.items()}
 
 
