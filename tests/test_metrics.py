@@ -441,7 +441,7 @@ def _unlike(got: Metrics, wanted: dict, shape: tuple[int, ...]) -> list[str]:
 
 
 def direct(codes, real, scale, zero, bounds) -> dict[str, Any]:
-    """The definition of DESIGN section 2, written out in numpy."""
+    """The definition of excess, written out in numpy."""
     wanted = real.astype(np.float64) / scale + zero
     if bounds is not None:
         wanted = np.clip(wanted, *bounds)

@@ -158,7 +158,7 @@ def test_a_file_that_is_not_utf8_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 def published(multiplier: float) -> float:
-    """DESIGN section 6: 2^-(k+1) where the multiplier is m * 2^-k with 1/2 <= m < 1, for k >= 1."""
+    """2^-(k+1) where the multiplier is m * 2^-k with 1/2 <= m < 1, for k >= 1."""
     m, k = multiplier, 0
     while m < 0.5:
         m, k = m * 2, k + 1
@@ -202,7 +202,7 @@ def test_a_value_rounded_twice_stays_within_the_double_rounding_limit(multiplier
     assert distance <= 0.5 + float(double_rounding(np.array(multiplier))) + abs(accumulator) * multiplier * 2.0**-31
 
 
-STATED = {  # DESIGN section 6
+STATED = {  # limits as they were first measured
     **dict.fromkeys("Reshape Flatten Squeeze Unsqueeze Transpose Slice Gather MaxPool DepthToSpace".split(), 0.0),
     **dict.fromkeys("Conv Gemm MatMul".split(), 0.15),
     **dict.fromkeys("Add Mul Sigmoid Tanh Gelu".split(), 0.05),

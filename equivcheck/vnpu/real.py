@@ -1,6 +1,6 @@
 """Reals: what each operator's result would be without rounding, float64, in codes of its output without zero point.
 
-This is the definition of DESIGN section 8 (`exact`); the referee of every verdict. Clamps (Relu, Clip) are applied to
+This is the definition of `exact`; the referee of every verdict. Clamps (Relu, Clip) are applied to
 the real, saturation is not.
 """
 

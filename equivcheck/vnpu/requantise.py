@@ -105,7 +105,7 @@ def _columns(values: Array, part: slice, last: bool) -> Array:
 
 
 def _float64(op: Accumulate, profile: Profile, limits: tuple[int, int], overflow: Overflow | None) -> Stage:
-    """DESIGN `exact`: acc * (s_x * s_w), + bias, / s_out; round; + zero point; saturate."""
+    """`exact`: acc * (s_x * s_w), + bias, / s_out; round; + zero point; saturate."""
     round_ = rounding.ROUNDINGS[profile.requantise_rounding]
     scale, count, axis = product_scale(op), channels(op), channel_axis(op)
     bias = real_bias(op, profile)

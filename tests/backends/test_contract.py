@@ -286,7 +286,7 @@ def test_an_unbatched_and_an_empty_shape_are_taken(engine: Backend) -> None:
 
 @pytest.mark.parametrize("name", ["one_float_into_two_qs", "float_skip"])
 def test_steps_that_share_a_float_are_run(engine: Backend, name: str) -> None:
-    """A float that feeds two Qs, or a Q and the Add of a residual block: DESIGN's islands."""
+    """A float that feeds two Qs, or a Q and the Add of a residual block."""
     if name == "float_skip":
         m = Qdq(seed=1)
         c = m.conv(start(m), 4, out="c")

@@ -1,6 +1,6 @@
 """Faithful observation: what the ORT backend records is what the untouched model computes, or it is named absent.
 
-Every model here is one in which ONNX Runtime moves, merges, renames or re-encodes values (FACTS, section 1). Each recorded
+Every model here is one in which ONNX Runtime moves, merges, renames or re-encodes values. Each recorded
 value is judged by `oracle.Oracle`, which shares no code with equivcheck or ONNX Runtime.
 """
 
@@ -195,7 +195,7 @@ def test_other_ways_to_deploy_are_observed_as_faithfully(name: str, dtype: str, 
 
 
 def test_plain_outputs_on_the_optimised_model_are_said_to_disturb_it() -> None:
-    """s8, every value tapped: the Convs run in float, and the final codes move (FACTS: up to 29 LSB inside)."""
+    """s8, every value tapped: the Convs run in float, and the final codes move (up to 29 LSB inside)."""
     proto = TRAPS["residual_adds"](lambda: Qdq(dtype="int8", seed=2))
     model = model_of(proto)
     disturbed = []
@@ -349,7 +349,7 @@ def test_real_networks_are_observed_whole(shared: Path, name: str) -> None:
 
 
 def test_where_ort_is_not_the_model_its_values_are_recorded_as_they_are() -> None:
-    """QGemm ignores the bias' own scale (FACTS section 3): the reference is wrong there, and that must stay visible."""
+    """QGemm ignores the bias' own scale: the reference is wrong there, and that must stay visible."""
     m = Qdq(dtype="uint8", seed=1)
     codes = m.constant(np.full(8, 1000, np.int32), "bias")
     bias = m.op("DequantizeLinear", [codes, m.constant(np.float32(0.002))], "bias_real")  # 2.0; QGemm makes it 0.25
@@ -369,7 +369,7 @@ def test_where_ort_is_not_the_model_its_values_are_recorded_as_they_are() -> Non
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 @pytest.mark.parametrize("flag", [True, False])
 def test_a_quantised_conv_inside_a_body_does_not_stop_the_observation(dtype: str, flag: bool) -> None:
-    """FACTS: an If body on s8 makes ORT write a file that it cannot load."""
+    """An If body on s8 makes ORT write a file that it cannot load."""
     m = Qdq(dtype=dtype, seed=1)
     q = m.q(m.conv(start(m), 4), 0.07, zero_of(m))
     weight = m.constant(m.rng.integers(-127, 128, (4, 4, 1, 1)).astype(np.int8))

@@ -1,4 +1,4 @@
-"""SPEC = NAME [: ARG (, ARG)*] (@python=PATH | @ssh=[USER@]HOST[:PORT])*, as DESIGN section 3 writes it."""
+"""SPEC = NAME [: ARG (, ARG)*] (@python=PATH | @ssh=[USER@]HOST[:PORT])*."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Selectors, in the order DESIGN section 3 gives: prefix, #N, op_type, node, value, Conv#2, glob; and what is refused."""
+"""Selectors, in their order: prefix, #N, op_type, node, value, Conv#2, glob; and what is refused."""
 
 from __future__ import annotations
 

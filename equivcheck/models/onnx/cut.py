@@ -227,7 +227,7 @@ def head(model: OnnxModel, values: Iterable[str]) -> onnx.ModelProto:
     """Return the model from its start to the stored `values`, each ended at a DequantizeLinear output.
 
     Ending at the int8 value would leave the last operator unfused, and at the float before Q it would not be
-    quantised at all (FACTS: both give other numbers than the deployed model). `head_outputs` names the outputs.
+    quantised at all (both give other numbers than the deployed model). `head_outputs` names the outputs.
     """
     graph = model.graph
     return part(model.qdq.proto, inputs=dict.fromkeys(graph.inputs), outputs=[dequantised(graph, v) for v in values])

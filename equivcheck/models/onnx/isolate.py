@@ -22,7 +22,7 @@ from equivcheck.models.onnx.cut import ArraySpec, dequantised, part
 from equivcheck.models.onnx.load import OnnxModel
 
 Form = Literal["real", "codes", "dequantised"]
-NOISE_LSB = 0.3  # FACTS section 2: +-0.3 LSB before each missing Q covered all 16 legal dumps with values missing
+NOISE_LSB = 0.3  # measured: +-0.3 LSB before each missing Q covered all 16 legal dumps with values missing
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """Finds a model's stored values in the graph that ONNX Runtime made of it.
 
 ONNX Runtime fuses DQ-op-Q into integer kernels, re-encodes s8 as u8 (code + 128), renames and moves values. Tapping the
-model itself stops all that (FACTS section 1: up to 29 LSB off), so the *optimised* graph is tapped; and since names do
+model itself stops all that (measured: up to 29 LSB off), so the *optimised* graph is tapped; and since names do
 not survive, every quantised value gets a scale initializer of its own before optimising. The fused kernel still reads
 that scale, whatever it is called, and so says which value it makes.
 

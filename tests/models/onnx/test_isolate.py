@@ -1,6 +1,6 @@
 """The isolated model: fed with a run's own values, every step gives those values back.
 
-The law is tried at ORT_DISABLE_ALL, where extra outputs change nothing (FACTS section 1), on every small model.
+The law is tried at ORT_DISABLE_ALL, where extra outputs change nothing, on every small model.
 """
 
 from __future__ import annotations
