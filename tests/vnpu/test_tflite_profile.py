@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from equivcheck.vnpu import load_profile
+from equivcheck.vnpu.ir import Clamp, Codes, Operand, Pool
+from equivcheck.vnpu.kernels import Kernel
 from vnpu.cases import LOWEST, random_q
 from vnpu.graphs import Q, Weight, compiled, quantised_model, random_codes
 
@@ -374,3 +376,17 @@ def test_an_operator_gives_the_codes_of_the_reference_kernel(case, dtype):
 def test_every_proof_of_the_profile_has_its_cases():
     proved = {name for name, proof in load_profile("tflite-reference").proofs.items() if proof.proved}
     assert proved == {case.split()[0] for case in CASES}
+
+
+@pytest.mark.parametrize("ratio", [1.01, 1.5, 3.0])
+@pytest.mark.parametrize("pads", [(0, 0, 0, 0), (1, 1, 1, 1)])
+def test_a_pool_into_another_scale_rounds_once(ratio: float, pads: tuple[int, ...]) -> None:
+    """The limit of pools is 0.30 LSB; pooling in the input's scale and requantising was up to 0.83 beyond rounding."""
+    x, out = Codes(float(np.float32(0.05 * ratio)), 3, True), Codes(float(np.float32(0.05)), -5, True)
+    op = Pool(
+        "AveragePool", ("y",), Operand("x", x), (3, 3), (1, 1), pads, (1, 1), False, False, "NOTSET", Clamp(), out
+    )
+    kernel = Kernel(op, load_profile("tflite-reference"))
+    codes = np.random.default_rng(0).integers(-60, 60, (1, 8, 32, 32)).astype(np.int8)
+    real = np.clip(kernel.real({"x": codes})["y"], -128, 127)
+    assert np.max(np.abs(kernel.run({"x": codes})["y"] - real)) <= 0.5 + 0.30
