@@ -11,6 +11,7 @@ $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[test,lint]'
+	$(BIN)/python -m pip install --quiet --no-deps 'rapidocr>=3.10,<4'  # for one of its models (tests/test_ppocr.py)
 	touch $@
 
 # The main job on a trained int8 net and a scanned digit, on the embedded virtual NPU.

@@ -73,7 +73,7 @@ class OnnxModel:
         symbolic = [
             port.name
             for port in self.proto.graph.input
-            if port.name in shapes and any(not dim.HasField("dim_value") for dim in port.type.tensor_type.shape.dim)
+            if port.name in shapes and any(not _fixed(dim) for dim in port.type.tensor_type.shape.dim)
         ]
         if not symbolic:
             return self
@@ -278,10 +278,13 @@ def _value(port: onnx.ValueInfoProto) -> Value:
     tensor = port.type.tensor_type
     shape: tuple[Dim, ...] | None = None
     if tensor.HasField("shape"):
-        shape = tuple(
-            dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None) for dim in tensor.shape.dim
-        )
+        shape = tuple(dim.dim_value if _fixed(dim) else (dim.dim_param or None) for dim in tensor.shape.dim)
     return Value(port.name, dtype_name(tensor.elem_type) if tensor.elem_type else None, shape)
+
+
+def _fixed(dim: onnx.TensorShapeProto.Dimension) -> bool:
+    """Whether a dimension has a size; Paddle exports write -1 for "any"."""
+    return bool(dim.HasField("dim_value")) and dim.dim_value >= 0
 
 
 def dtype_name(elem_type: int) -> str:

@@ -93,3 +93,14 @@ def test_every_opset_has_the_same_steps(opset: int, dtype: str) -> None:
     model = model_from_bytes(TRAPS["residual_adds"](lambda: Qdq(dtype=dtype, opset=opset)).SerializeToString(), "m")
     assert len(model.graph.steps) == 10
     assert model.opsets["ai.onnx"] == opset
+
+
+def test_a_dimension_of_minus_one_is_open() -> None:
+    """Paddle exports write -1 where ONNX leaves a dimension without a value."""
+    port = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [-1, 3])
+    out = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [-1, 3])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [port], [out])
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    model = model_from_bytes(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString(), "m")
+    assert model.graph.values["x"].shape == (None, 3)
+    assert model.with_input_shapes({"x": (2, 3)}).graph.values["x"].shape == (2, 3)
