@@ -104,8 +104,9 @@ class ChannelError(msgspec.Struct, frozen=True, kw_only=True):
 class StepError(msgspec.Struct, frozen=True, kw_only=True):
     """E of the schema: one value against the real value of its step. All in LSB, but counts and shares.
 
-    `off`, `max_lsb` and `bias_lsb` are against the correct rounding; `bound` is the rounding error of the float32
-    evaluation behind the real value, already counted in the verdict.
+    `off`, `max_lsb` and `bias_lsb` are against the correct rounding. `envelope` is what missing values (`merged`) may add.
+    `code` and `real` are those of the `worst` element; `exact` says that the real value was evaluated exactly, because the
+    rounding of its float32 evaluation could have decided.
     """
 
     n: int

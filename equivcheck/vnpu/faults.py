@@ -172,7 +172,9 @@ def _slides(op: Op) -> bool:
     """Convolutions and pools with a window wider than one."""
     if isinstance(op, Pool):
         return max(op.kernel) > 1
-    return isinstance(op, Accumulate) and op.convolves and op.kind == "Conv" and max(op.weight.shape[2:]) > 1  # type: ignore[union-attr]
+    if not isinstance(op, Accumulate) or not op.convolves or op.kind != "Conv":
+        return False
+    return max(op.weight.shape[2:]) > 1  # type: ignore[union-attr]  # a Conv's weight is an array, never an operand
 
 
 def _pads(op: Op) -> tuple[int, ...]:
@@ -640,7 +642,7 @@ _LIST: tuple[tuple[str, str, Callable[[Op], bool], Callable[[Site], Run]], ...] 
     ),
     (
         "pool-in-input-scale", "the mean is rounded in the input's scale, then rescaled",
-        lambda op: _pools(op) and op.x.codes != op.out, _pool_twice,  # type: ignore[attr-defined]
+        lambda op: _pools(op) and op.x.codes != op.out, _pool_twice,  # type: ignore[attr-defined]  # pools have both
     ),
     ("relu-at-raw-zero", "Relu clamps at raw 0, not at the zero point", _has_relu, _relu_at_raw_zero),
     ("swapped-channels", "two neighbouring channels are exchanged", _many_channels, _stores(_swapped)),

@@ -147,5 +147,5 @@ FORMULAS: dict[str, Formula] = {
     "GlobalMaxPool": _global(np.max),
     "AveragePool": _pool,
     "MaxPool": _pool,
-    "MatMul": lambda node, inputs: np.matmul(_first(inputs), inputs[1]),  # type: ignore[arg-type]
+    "MatMul": lambda node, inputs: np.matmul(_first(inputs), inputs[1]),  # type: ignore[arg-type]  # arrays by then
 }

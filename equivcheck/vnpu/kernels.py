@@ -67,7 +67,7 @@ class Kernel:
     def _zeros(self) -> list[int]:
         if isinstance(self.op, Move):  # the others have one output
             return [(codes or self.op.inputs[0].codes).zero for codes in self.op.out]
-        return [self.op.out.zero]  # type: ignore[attr-defined]
+        return [self.op.out.zero]  # type: ignore[attr-defined]  # only a Move has several
 
     def _build(self, profile: Profile) -> Run:
         op = self.op

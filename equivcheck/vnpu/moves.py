@@ -130,7 +130,7 @@ def _pad(x: Array, attributes: Attributes, constants: Constants, fill: float) ->
     mode = _text(attributes.get("mode", "constant"))
     if mode == "constant":
         return np.pad(x[cut], grown, constant_values=fill)
-    return np.pad(x[cut], grown, mode={"reflect": "reflect", "edge": "edge", "wrap": "wrap"}[mode])  # type: ignore[call-overload]
+    return np.pad(x[cut], grown, mode={"reflect": "reflect", "edge": "edge", "wrap": "wrap"}[mode])  # type: ignore[call-overload]  # numpy wants a literal
 
 
 def _text(value: Any) -> str:

@@ -27,13 +27,12 @@ A profile of your own is a file named where a shipped one could be (`vnpu:profil
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from equivcheck.errors import UnknownOption, near
+from equivcheck.vnpu import shipped
 
 ROUNDINGS = ("half-even", "half-up", "half-away", "floor", "truncate")
 ARITHMETICS = ("float64", "ort", "tflite")
@@ -115,8 +114,7 @@ class Profile:
 
 def profile_names() -> tuple[str, ...]:
     """Names of the profiles that ship with equivcheck."""
-    folder = resources.files(__package__) / "profiles"
-    return tuple(sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")))
+    return shipped.names("profile")
 
 
 def load_profile(name: str) -> Profile:
@@ -124,33 +122,7 @@ def load_profile(name: str) -> Profile:
 
     Raises UnknownOption with the nearest names where there is none, or with the key where the file is wrong.
     """
-    known = profile_names()
-    if name.endswith(".toml"):
-        return parse_profile(toml_text(name, "profile", known))
-    if name not in known:
-        raise UnknownOption(
-            f"no profile named {name!r}",
-            asked=name,
-            nearest=near(name, known),
-            hint=f"profiles: {', '.join(known)}, or a file ending in .toml",
-        )
-    return parse_profile(_shipped(name))
-
-
-def toml_text(path: str, what: str, known: Iterable[str]) -> str:
-    """The text of a user's TOML file; UnknownOption where it cannot be read."""
-    try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UnknownOption(
-            f"{what} {path}: {getattr(error, 'strerror', None) or 'not a text file'}",
-            asked=path,
-            hint=f"shipped {what}s: {', '.join(known)}",
-        ) from error
-
-
-def _shipped(name: str) -> str:
-    return (resources.files(__package__) / "profiles" / f"{name}.toml").read_text(encoding="utf-8")
+    return parse_profile(shipped.text("profile", name))
 
 
 def parse_profile(text: str) -> Profile:
@@ -163,7 +135,7 @@ def parse_profile(text: str) -> Profile:
             raise UnknownOption(
                 f"profile key base is {base!r}", asked=str(base), nearest=near(str(base), profile_names())
             )
-        inherited = _parsed(_shipped(base))
+        inherited = _parsed(shipped.text("profile", base))
         _drop_roundings(inherited, found)
         for section in KEYS:
             found[section] = {**inherited[section], **found.get(section, {})}

@@ -24,13 +24,12 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from math import prod
 from typing import Any
 
 from equivcheck.errors import UnknownOption, near
 from equivcheck.models.graph import Dim, Graph, Node, Step
-from equivcheck.vnpu.profiles import toml_text
+from equivcheck.vnpu import shipped
 
 FREE = frozenset({"QuantizeLinear", "DequantizeLinear"})
 HEIGHT_AXIS = 2  # N, C, H, W
@@ -67,8 +66,7 @@ class Target:
 
 def target_names() -> tuple[str, ...]:
     """Names of the targets that ship with equivcheck."""
-    folder = resources.files(__package__) / "targets"
-    return tuple(sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")))
+    return shipped.names("target")
 
 
 def load_target(name: str) -> Target:
@@ -76,17 +74,7 @@ def load_target(name: str) -> Target:
 
     Raises UnknownOption with the nearest names where there is none, or with the key where the file is wrong.
     """
-    known = target_names()
-    if name.endswith(".toml"):
-        return parse_target(toml_text(name, "target", known))
-    if name not in known:
-        raise UnknownOption(
-            f"no target named {name!r}",
-            asked=name,
-            nearest=near(name, known),
-            hint=f"targets: {', '.join(known)}, or a file ending in .toml",
-        )
-    return parse_target((resources.files(__package__) / "targets" / f"{name}.toml").read_text(encoding="utf-8"))
+    return parse_target(shipped.text("target", name))
 
 
 def parse_target(text: str) -> Target:

@@ -15,8 +15,8 @@ from equivcheck.errors import ModelError, OutputError
 
 try:
     import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+except ImportError:
+    fcntl = None  # type: ignore[assignment]  # Windows has none
 
 # One protobuf holds at most 2 GiB; above this, weights stay where they are and only `split` works on the model.
 LARGEST_IN_MEMORY = 1 << 30
