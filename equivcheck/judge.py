@@ -33,10 +33,11 @@ from equivcheck.result import (
     SplitPoint,
     StepInfo,
     Tensor,
-    TensorVerdict,
     ValueInfo,
 )
-from equivcheck.tolerance import LOWER_BOUNDS, Excess, Tolerance, legal_excess
+from equivcheck.structure import Structure
+from equivcheck.thresholds import Held, by_preset, by_rules, figures
+from equivcheck.tolerance import Excess, Tolerance, legal_excess
 
 Kind = Literal["reference", "candidate", "fed", "stress"]
 KINDS: tuple[Kind, ...] = ("reference", "candidate", "fed", "stress")
@@ -54,6 +55,7 @@ class Evidence:
     accumulated: Mapping[str, Tally]
     local: Mapping[Kind, Mapping[str, StepTally]]
     bounds: Mapping[Kind, Mapping[str, float]]
+    untrustworthy: Mapping[Kind, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +73,7 @@ class SideEvidence:
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """Everything a verdict depends on. `structure[value]` is why a pair cannot be compared or is not the same thing."""
+    """Everything a verdict depends on."""
 
     graph: Graph
     plan: Plan
@@ -80,9 +82,7 @@ class Case:
     reference: SideEvidence
     candidate: SideEvidence
     evidence: Sequence[Evidence]
-    incomparable: Mapping[str, str]
-    parameters_differ: Mapping[str, str]
-    not_numbers: Mapping[str, str]
+    structure: Structure
     notes: Sequence[str]
     again: str
     versions: Mapping[str, str]
@@ -99,6 +99,14 @@ def step_limit(graph: Graph, name: str, declared: Mapping[str, tuple[float, str]
     quantisation = graph.quantisation.get(name)
     bits = 8 if quantisation is None else 8 * quantisation.dtype.itemsize
     return legal_excess(_counted(step), _multiplier(graph, step, name), declared, bits)
+
+
+def legal(graph: Graph, name: str, tally: StepTally, declared: Mapping[str, tuple[float, str]]) -> bool:
+    """Whether a step with quantised output is within its legal excess, its envelope included; True for float outputs."""
+    if tally.half == 0.0 or not tally.by_channel.size:
+        return True
+    limits = step_limit(graph, name, declared).limits(tally.by_channel.size) + tally.envelope
+    return bool(np.all(tally.by_channel - tally.half <= limits))
 
 
 def _counted(step: Step) -> tuple[str, ...]:
@@ -198,6 +206,11 @@ class _Judge:
         return _Finding(float(by_channel[worst]), float(limits[worst]), rule, legal, excess.reason if leaning else "")
 
     @cached_property
+    def untrustworthy(self) -> dict[str, str]:
+        """Values that the candidate's recording shows wrong, with the evidence: no verdict rests on them."""
+        return {name: why for e in self.case.evidence for name, why in e.untrustworthy.get("candidate", {}).items()}
+
+    @cached_property
     def findings(self) -> dict[tuple[Kind, str], _Finding]:
         return {
             (kind, name): found
@@ -212,22 +225,24 @@ class _Judge:
         main = self.graph.nodes[step.main].op_type
         return self.case.tolerance.given(name, main, info.dtype or "" if info else "", on)
 
-    def verdict(self, name: str) -> tuple[TensorVerdict, str, Limit | None]:
+    def verdict(self, name: str) -> Held:
         """(verdict, reason in a sentence, the limit it was held against)."""
         case = self.case
-        if name in case.incomparable:
-            return "incomparable", case.incomparable[name], None
-        if name in case.parameters_differ:
-            return "different", case.parameters_differ[name], None
-        if name in case.not_numbers:
-            return "unjudged", case.not_numbers[name], None
+        if name in case.structure.incomparable:
+            return "incomparable", case.structure.incomparable[name], None
+        if name in case.structure.parameters_differ:
+            return "different", case.structure.parameters_differ[name], None
+        if name in case.structure.not_numbers:
+            return "unjudged", case.structure.not_numbers[name], None
         if name not in case.candidate.values:
             return "unjudged", self._missing(name), None
+        if name in self.untrustworthy:
+            return "unjudged", f"untrustworthy: {self.untrustworthy[name]}", None
         by_rule = self._by_accumulated(name)
         if by_rule is not None and (by_rule[0] == "different" or ("candidate", name) not in self.findings):
             return by_rule
         if case.tolerance.preset != "semantics" and by_rule is None:
-            return self._by_preset(name)
+            return by_preset(case.tolerance, self.accumulated.get(name))
         return self._by_step(name, by_rule)
 
     def _missing(self, name: str) -> str:
@@ -238,9 +253,7 @@ class _Judge:
             return "not reached: the candidate broke before"
         return f"not observed on the candidate: {case.candidate.absent.get(name, 'it does not deliver it')}"
 
-    def _by_step(
-        self, name: str, by_rule: tuple[TensorVerdict, str, Limit | None] | None
-    ) -> tuple[TensorVerdict, str, Limit | None]:
+    def _by_step(self, name: str, by_rule: Held | None) -> Held:
         second = next(
             (
                 (kind, f)
@@ -279,7 +292,7 @@ class _Judge:
             limit,
         )
 
-    def _by_local_rule(self, name: str) -> tuple[TensorVerdict, str, Limit | None] | None:
+    def _by_local_rule(self, name: str) -> Held | None:
         """A limit that rules give this step beside its excess, and that it does not hold; None where it holds all."""
         error = self.local["candidate"][name].finish()
         figures = {
@@ -293,47 +306,10 @@ class _Judge:
                 return "different", f"{metric} of this step is {figures[metric]:.6g}, the rule allows {limit:g}", held
         return None
 
-    def _by_accumulated(self, name: str) -> tuple[TensorVerdict, str, Limit | None] | None:
+    def _by_accumulated(self, name: str) -> Held | None:
         """Apply the accumulated limits that rules give this tensor; None where none is given."""
-        given = self._given(name, "accumulated")
-        given.pop("excess", None)
         tally = self.accumulated.get(name)
-        if not given or tally is None:
-            return None
-        figures = _figures(tally)
-        rule = f"rule of {self.case.tolerance.source}"
-        held = Limit(metric=next(iter(given)), rule=rule)
-        close = {key: given.pop(key) for key in ("atol", "rtol") if key in given}
-        if close and tally.far:
-            text = " + ".join(f"{key} {value:g}" for key, value in close.items())
-            return (
-                "different",
-                f"{tally.far} of {tally.n} elements lie beyond {text}",
-                Limit(metric="atol", rule=rule, max=close.get("atol", 0.0)),
-            )
-        for metric, limit in given.items():
-            value = figures.get(metric)
-            if value is None:
-                none = Limit(metric=metric, rule=rule)
-                return "different", f"{metric} since the input does not exist here, so the rule is not met", none
-            low = metric in LOWER_BOUNDS
-            held = Limit(metric=metric, rule=rule, **({"min": limit} if low else {"max": limit}))
-            if value < limit if low else value > limit:
-                return "different", f"{metric} since the input is {value:.6g}, the rule allows {limit:g}", held
-        verdict: TensorVerdict = "identical" if tally.mismatched == 0 else "equivalent"
-        return verdict, f"within the rule's limits ({', '.join([*close, *given])}) since the input", held
-
-    def _by_preset(self, name: str) -> tuple[TensorVerdict, str, Limit | None]:
-        tally = self.accumulated.get(name)
-        if tally is None:
-            return "unjudged", "there is no reference value to compare with", None
-        bitwise = self.case.tolerance.preset == "bitwise"
-        count = tally.mismatched if bitwise else tally.far
-        limit = Limit(metric="mismatch_share", rule=f"preset {self.case.tolerance.preset}", max=0.0)
-        if count:
-            what = "differ" if bitwise else "lie beyond the tolerance"
-            return "different", f"{count} of {tally.n} elements {what}", limit
-        return ("identical" if tally.mismatched == 0 else "equivalent"), "every element within the tolerance", limit
+        return None if tally is None else by_rules(self._given(name, "accumulated"), tally, self.case.tolerance.source)
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
@@ -446,7 +422,7 @@ class _Judge:
 
     def _blames_step(self, row: Tensor) -> bool:
         """A step is a culprit for its own error or parameters; a difference since the input alone blames none."""
-        if row.name in self.case.parameters_differ:
+        if row.name in self.case.structure.parameters_differ:
             return True
         kinds: tuple[Kind, ...] = ("candidate", "fed", "stress")
         return any(not f.legal for kind in kinds if (f := self.findings.get((kind, row.name))) is not None)
@@ -527,10 +503,15 @@ class _Judge:
         differing = [row for row in rows if row.verdict in ("different", "incomparable")]
         if differing:
             return "different", f"{differing[0].name}: {differing[0].reason}"
+        for name, how in case.structure.inputs_differ.items():
+            return "different", f"the two sides were not fed the same '{name}': {how}"
         broke = case.candidate.broke or case.reference.broke
         if broke:
             side = "candidate" if case.candidate.broke else "reference"
             return "inconclusive", f"the {side} did not finish: {broke}"
+        if self.untrustworthy:
+            name, why = next(iter(self.untrustworthy.items()))
+            return "inconclusive", f"the candidate's dump of {name} is untrustworthy: {why}"
         if not coverage.judged:
             return "inconclusive", "no step could be judged"
         unseen = [row for row in rows if row.roles != ["tap"] and row.verdict == "unjudged"]
@@ -605,18 +586,6 @@ class _Judge:
         return list(found.values())
 
 
-def _figures(tally: Tally) -> dict[str, float | None]:
-    metrics = tally.finish()
-    return {
-        "max_abs": metrics.max_abs,
-        "max_lsb": metrics.max_lsb,
-        "bias_lsb": None if metrics.bias_lsb is None else abs(metrics.bias_lsb),
-        "mismatch_share": metrics.mismatched / metrics.n if metrics.n else 0.0,
-        "cosine": metrics.cosine if metrics.snr_note != "equal" else 1.0,
-        "snr_db": metrics.snr_db if metrics.snr_note != "equal" else float("inf"),
-    }
-
-
 def _would_pass(
     limit: Limit | None, findings: Mapping[tuple[Kind, str], _Finding], name: str, tally: Tally | None
 ) -> dict[str, float]:
@@ -626,7 +595,7 @@ def _would_pass(
         kinds: tuple[Kind, ...] = ("candidate", "fed", "stress")
         values = [findings[kind, name].excess for kind in kinds if (kind, name) in findings]
         return {limit.metric: min(max(values), INFINITE)} if values else {}
-    value = _figures(tally).get(limit.metric) if tally is not None else None
+    value = figures(tally).get(limit.metric) if tally is not None else None
     return {} if value is None or value == float("inf") else {limit.metric: value}
 
 

@@ -174,7 +174,7 @@ class _Proof:
     """Runs the model once, then head and tail of each cut, on the same feeds."""
 
     def __init__(self, model: OnnxModel, inputs: object) -> None:
-        from equivcheck.check import input_specs
+        from equivcheck.recorder import input_specs
 
         self.model = model
         self.feeds: dict[str, Array] = {}

@@ -50,20 +50,25 @@ def merged(graph: Graph, delivered: Collection[str]) -> dict[str, tuple[str, ...
     """Return, for each delivered value, the missing values its step is merged with (those that were not delivered).
 
     A missing value is not a cut: its own step is evaluated together with its readers, as far back as values are missing.
+    A graph input that was not delivered cannot be made again: steps that need it are left out.
     """
-    have = set(delivered) | set(graph.inputs)
+    have = set(delivered)
+    lost = set(graph.inputs) - have
     behind: dict[str, tuple[str, ...]] = {}
     found: dict[str, tuple[str, ...]] = {}
     for step in graph.steps:
+        blind = not lost.isdisjoint(step.inputs)
         missing: dict[str, None] = {}
         for name in step.inputs:
             if name not in have:
                 missing.update(dict.fromkeys([*behind.get(name, ()), name]))
         for out in step.outputs:
-            if out in have:
-                found[out] = tuple(missing)
-            else:
+            if out not in have:
                 behind[out] = tuple(missing)
+                if blind:
+                    lost.add(out)
+            elif not blind:
+                found[out] = tuple(missing)
     return found
 
 

@@ -1,17 +1,20 @@
 """The values of one run, with how they were obtained. Everything is judged from recordings.
 
 In memory a `Recording` holds the stored values of one sample. On disk a recording is a folder: `manifest.json` (schema
-`equivcheck-recording/1`) and one .safetensors file a sample; it is written beside its place and moved there whole.
+`equivcheck-recording/1`) and one .safetensors file a sample. `Writer` adds sample by sample beside the final place and
+moves the whole there at the end: what is finished survives an interruption and need not run again. `load` maps the files,
+so a recording may be larger than memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import mmap
 import os
 import shutil
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,8 @@ from equivcheck.errors import OutputError, RecordingError
 from equivcheck.result import FeedInfo, Model, SampleInfo, Side
 
 SCHEMA = "equivcheck-recording/1"
+MANIFEST = "manifest.json"
+_JOB = "job.json"
 Array = npt.NDArray[Any]
 
 
@@ -41,7 +46,8 @@ class Recording:
     """The values of one run on one sample.
 
     `values` are stored values by name (codes for quantised ones), graph inputs included; `how` says how each was seen;
-    `absent` and `failed` give the reason for those that are not there; `outputs` are the model's outputs as the untouched
+    `absent` and `failed` give the reason for those that are not there, `incomparable` for what was delivered but cannot be
+    that value (a dump of another shape); `outputs` are the model's outputs as the untouched
     engine gave them; `off_grid` is the largest distance from the grid, in steps, of a value read as float; `results` are
     the float results of its own model's steps on these values, where the backend had to evaluate them anyway.
     """
@@ -56,6 +62,7 @@ class Recording:
     quantisation: Mapping[str, Parameters] = field(default_factory=dict)
     disturbed: bool | None = None
     results: Mapping[str, Array] | None = None
+    incomparable: Mapping[str, str] = field(default_factory=dict)
 
 
 class _SavedValue(msgspec.Struct, frozen=True):
@@ -67,13 +74,16 @@ class _SavedValue(msgspec.Struct, frozen=True):
     scale: list[float] | None = None
     zero_point: list[int] | None = None
     axis: int | None = None
-    node: str | None = None
 
 
 class _SavedSample(msgspec.Struct, frozen=True):
     id: str
     feeds: list[FeedInfo]
     file: str
+    absent: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    off_grid: dict[str, float] = {}
+    disturbed: bool | None = None
 
 
 class _Manifest(msgspec.Struct, frozen=True):
@@ -85,7 +95,141 @@ class _Manifest(msgspec.Struct, frozen=True):
     absent: dict[str, str]
     versions: dict[str, str]
     outputs: list[str] = []
-    failed: dict[str, str] = {}
+
+
+class _Finished(msgspec.Struct, frozen=True):
+    """What lies beside the file of a finished sample, until all are there."""
+
+    sample: _SavedSample
+    values: list[_SavedValue]
+    outputs: list[str]
+    side: Side
+
+
+class _Job(msgspec.Struct, frozen=True):
+    """What an unfinished recording is of: another job does not go on with it."""
+
+    model: str
+    spec: str
+    versions: dict[str, str]
+
+
+class Writer:
+    """Writes a recording sample by sample to `folder`; it appears there whole, at `finish`.
+
+    Samples that an interrupted job of the same model, backend and versions has finished are found by `finished`, not run
+    again. `model` is the recorded file; `spec` the backend's. Raises OutputError when it cannot write, or when `folder` holds
+    something that is not a recording.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, model: Model, spec: str, versions: Mapping[str, str]) -> None:
+        self.place = Path(folder)
+        self.model, self.versions = model, dict(versions)
+        self.scratch = self.place.with_name(f".{self.place.name}.unfinished")
+        self._done: list[_Finished] = []
+        self._job = _Job(model.sha256, spec, self.versions)
+        place = self.place
+        if place.exists() and (not place.is_dir() or any(place.iterdir())) and not (place / MANIFEST).exists():
+            raise OutputError(
+                f"{place} exists and is not a recording", asked=str(place), hint="name a new or empty folder"
+            )
+        with self._telling():
+            self._start()
+
+    def _start(self) -> None:
+        job = msgspec.json.encode(self._job)
+        with contextlib.suppress(FileNotFoundError):
+            if (self.scratch / _JOB).read_bytes() == job:
+                return
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.scratch.mkdir(parents=True)
+        (self.scratch / _JOB).write_bytes(job)
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Turn what the file system says into an error with the place in it."""
+        try:
+            yield
+        except OSError as error:
+            raise OutputError(f"cannot write {self.place}: {error.strerror or error}", asked=str(self.place)) from error
+
+    def finished(self, sample: SampleInfo) -> tuple[Recording, Side] | None:
+        """What an interrupted job has already recorded of `sample` (same id and same feeds), or None."""
+        stem = self._stem(len(self._done))
+        try:
+            done = msgspec.json.decode((self.scratch / f"{stem}.json").read_bytes(), type=_Finished)
+        except (OSError, msgspec.MsgspecError):
+            return None
+        if (done.sample.id, done.sample.feeds) != (sample.id, sample.feeds):
+            return None
+        self._done.append(done)
+        tensors = mapped(self.scratch / done.sample.file)
+        return _recording(done.sample, tensors, done.values, done.outputs), done.side
+
+    def add(self, recording: Recording, sample: SampleInfo, side: Side) -> None:
+        """Write one sample; `side` is what its session says of itself by now."""
+        from safetensors.numpy import save_file
+
+        stem = self._stem(len(self._done))
+        tensors = {key_of(name): np.asarray(array, order="C") for name, array in recording.values.items()}
+        tensors |= {f"output/{key_of(name)}": np.asarray(array, order="C") for name, array in recording.outputs.items()}
+        saved = _SavedSample(
+            sample.id,
+            sample.feeds,
+            f"{stem}.safetensors",
+            dict(recording.absent),
+            dict(recording.failed),
+            dict(recording.off_grid),
+            recording.disturbed,
+        )
+        values = [_saved_value(name, array, recording) for name, array in recording.values.items()]
+        done = _Finished(saved, values, list(recording.outputs), side)
+        with self._telling():
+            save_file(tensors, self.scratch / saved.file)
+            half = self.scratch / f"{stem}.json.half"
+            half.write_bytes(msgspec.json.encode(done))
+            half.replace(self.scratch / f"{stem}.json")
+        self._done.append(done)
+
+    @staticmethod
+    def _stem(number: int) -> str:
+        return f"{number:04d}"
+
+    def abandon(self) -> None:
+        """Leave what is finished for the next attempt; nothing, where nothing is."""
+        if not self._done:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+            with contextlib.suppress(OSError):  # not empty, or not ours
+                self.place.parent.rmdir()
+
+    def finish(self, side: Side) -> Path:
+        """Move the whole to its place (an older recording there is replaced) and return that."""
+        values: dict[str, _SavedValue] = {}
+        absent: dict[str, str] = {}
+        for done in self._done:
+            values = {value.name: value for value in done.values} | values
+            absent |= done.sample.absent
+        outputs = list(dict.fromkeys(name for done in self._done for name in done.outputs))
+        manifest = _Manifest(
+            SCHEMA,
+            self.model,
+            side,
+            [done.sample for done in self._done],
+            list(values.values()),
+            absent,
+            self.versions,
+            outputs,
+        )
+        keep = {MANIFEST, *(done.sample.file for done in self._done)}
+        with self._telling():
+            (self.scratch / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+            for file in self.scratch.iterdir():
+                if file.name not in keep:
+                    file.unlink()
+            if self.place.exists():
+                shutil.rmtree(self.place)
+            self.scratch.replace(self.place)
+        return self.place
 
 
 def save(
@@ -97,61 +241,14 @@ def save(
     samples: Sequence[SampleInfo],
     versions: Mapping[str, str],
 ) -> Path:
-    """Write `recordings` (one a sample) to `folder`, whole or not at all; an older recording there is replaced.
-
-    Raises OutputError when it cannot be written, or when `folder` holds something that is not a recording.
-    """
-    place = Path(folder)
-    if place.exists() and (not place.is_dir() or any(place.iterdir())) and not (place / "manifest.json").exists():
-        raise OutputError(f"{place} exists and is not a recording", asked=str(place), hint="name a new or empty folder")
+    """Write `recordings` (one a sample) to `folder`, whole or not at all. Raises OutputError, see `Writer`."""
+    writer = Writer(folder, model=model, spec=side.spec, versions=versions)
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
-    except OSError as error:
-        raise OutputError(f"cannot write to {place.parent}: {error.strerror}", asked=str(place)) from error
-    try:
-        _write(scratch, recordings, model=model, side=side, samples=samples, versions=versions)
-        scratch.chmod(0o755)
-        if place.exists():
-            shutil.rmtree(place)
-        scratch.replace(place)
-    except OSError as error:
-        raise OutputError(f"cannot write {place}: {error.strerror}", asked=str(place)) from error
+        for recording, sample in zip(recordings, samples, strict=True):
+            writer.add(recording, sample, side)
+        return writer.finish(side)
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return place
-
-
-def _write(
-    scratch: Path,
-    recordings: Sequence[Recording],
-    *,
-    model: Model,
-    side: Side,
-    samples: Sequence[SampleInfo],
-    versions: Mapping[str, str],
-) -> None:
-    from safetensors.numpy import save_file
-
-    saved: list[_SavedSample] = []
-    values: dict[str, _SavedValue] = {}
-    absent: dict[str, str] = {}
-    failed: dict[str, str] = {}
-    for number, (recording, sample) in enumerate(zip(recordings, samples, strict=True)):
-        file = f"{number:04d}.safetensors"
-        tensors: dict[str, Array] = {}
-        for name, array in recording.values.items():
-            key = key_of(name)
-            values.setdefault(name, _saved_value(name, key, array, recording))
-            tensors[key] = np.asarray(array, order="C")
-        tensors |= {f"output/{key_of(name)}": np.asarray(array, order="C") for name, array in recording.outputs.items()}
-        save_file(tensors, scratch / file)
-        saved.append(_SavedSample(sample.id, sample.feeds, file))
-        absent |= recording.absent
-        failed |= recording.failed
-    outputs = list(dict.fromkeys(name for recording in recordings for name in recording.outputs))
-    manifest = _Manifest(SCHEMA, model, side, saved, list(values.values()), absent, dict(versions), outputs, failed)
-    (scratch / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2))
+        shutil.rmtree(writer.scratch, ignore_errors=True)
 
 
 def key_of(name: str) -> str:
@@ -159,11 +256,11 @@ def key_of(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:32]
 
 
-def _saved_value(name: str, key: str, array: Array, recording: Recording) -> _SavedValue:
+def _saved_value(name: str, array: Array, recording: Recording) -> _SavedValue:
     parameters = recording.quantisation.get(name)
     return _SavedValue(
         name=name,
-        key=key,
+        key=key_of(name),
         dtype=str(array.dtype),
         shape=list(array.shape),
         how=recording.how.get(name, ""),
@@ -173,69 +270,127 @@ def _saved_value(name: str, key: str, array: Array, recording: Recording) -> _Sa
     )
 
 
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """A recording read back: one `Recording` a sample, and what made it."""
+    """A recording read back: one `Recording` a sample (mapped when it is asked for), and what made it."""
 
     model: Model
     side: Side
     samples: list[SampleInfo]
-    recordings: list[Recording]
+    recordings: Sequence[Recording]
+
+
+class _Mapped(Sequence[Recording]):
+    """The recordings of a folder; each sample's file is mapped when it is asked for, and let go with its arrays."""
+
+    def __init__(self, place: Path, manifest: _Manifest) -> None:
+        self.place, self.manifest = place, manifest
+
+    def __len__(self) -> int:
+        return len(self.manifest.samples)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[k] for k in range(len(self))[index]]
+        sample = self.manifest.samples[index]
+        return _recording(sample, mapped(self.place / sample.file), self.manifest.values, self.manifest.outputs)
 
 
 def load(folder: str | os.PathLike[str]) -> Saved:
-    """Read a recording that `save` wrote.
+    """Read a recording that `Writer` wrote; its arrays are read-only and mapped from the files.
 
     Raises RecordingError when it is not one, or when a file of it is missing or broken.
     """
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
     place = Path(folder)
     try:
-        manifest = msgspec.json.decode((place / "manifest.json").read_bytes(), type=_Manifest)
-    except FileNotFoundError:
-        raise RecordingError(f"{place} is not a recording: it has no manifest.json", asked=str(place)) from None
-    except (OSError, msgspec.MsgspecError, json.JSONDecodeError) as error:
-        raise RecordingError(f"{place}/manifest.json cannot be read: {error}", asked=str(place)) from error
+        manifest = msgspec.json.decode((place / MANIFEST).read_bytes(), type=_Manifest)
+    except (FileNotFoundError, NotADirectoryError):
+        raise RecordingError(f"{place} is not a recording: it has no {MANIFEST}", asked=str(place)) from None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise RecordingError(f"{place}/{MANIFEST} cannot be read: {error}", asked=str(place)) from error
     if manifest.schema != SCHEMA:
         raise RecordingError(f"{place} has schema '{manifest.schema}', this version reads '{SCHEMA}'", asked=str(place))
-    names = {value.key: value for value in manifest.values}
-    recordings = []
     for sample in manifest.samples:
-        try:
-            tensors = load_file(place / sample.file)
-        except (OSError, SafetensorError) as error:
-            raise RecordingError(f"{place}/{sample.file} cannot be read: {error}", asked=str(place)) from error
-        recordings.append(_recording(sample.id, tensors, names, manifest))
-    return Saved(
-        manifest.model, manifest.backend, [SampleInfo(id=s.id, feeds=s.feeds) for s in manifest.samples], recordings
-    )
+        _header(place / sample.file)
+    samples = [SampleInfo(id=s.id, feeds=s.feeds) for s in manifest.samples]
+    return Saved(manifest.model, manifest.backend, samples, _Mapped(place, manifest))
 
 
 def _recording(
-    sample: str, tensors: Mapping[str, Array], names: Mapping[str, _SavedValue], manifest: _Manifest
+    sample: _SavedSample, tensors: Mapping[str, Array], values: Sequence[_SavedValue], outputs: Sequence[str]
 ) -> Recording:
-    values = {names[key].name: array for key, array in tensors.items() if key in names}
-    outputs = {
-        name: tensors[f"output/{key_of(name)}"] for name in manifest.outputs if f"output/{key_of(name)}" in tensors
-    }
-    quantisation = {
-        value.name: Parameters(
-            np.asarray(value.scale, np.float32).reshape(() if len(value.scale) == 1 else (-1,)),
-            np.asarray(value.zero_point, value.dtype).reshape(() if len(value.scale) == 1 else (-1,)),
-            value.axis,
-        )
-        for value in manifest.values
-        if value.scale is not None
-    }
+    here = [value for value in values if value.key in tensors]
     return Recording(
-        sample=sample,
-        values=values,
-        how={value.name: value.how for value in manifest.values},
-        outputs=outputs,
-        absent=manifest.absent,
-        failed=manifest.failed,
-        quantisation=quantisation,
-        disturbed=manifest.backend.observation.disturbed,
+        sample=sample.id,
+        values={value.name: tensors[value.key] for value in here},
+        how={value.name: value.how for value in here},
+        outputs={name: tensors[key] for name in outputs if (key := f"output/{key_of(name)}") in tensors},
+        absent=sample.absent,
+        failed=sample.failed,
+        off_grid=sample.off_grid,
+        quantisation={value.name: _parameters(value) for value in here if value.scale is not None},
+        disturbed=sample.disturbed,
     )
+
+
+def _parameters(value: _SavedValue) -> Parameters:
+    scale = np.asarray(value.scale, np.float32)
+    zero = np.asarray(value.zero_point, value.dtype)
+    one = value.axis is None and scale.size == 1
+    return Parameters(scale.reshape(()) if one else scale, zero.reshape(()) if one else zero, value.axis)
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """(tensor table, offset of the data) of a .safetensors file: an u64 length, JSON of that length, then the data."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            size = os.fstat(file.fileno()).st_size
+            if not 0 < length <= size - 8:
+                raise ValueError("its header is cut off")
+            table = json.loads(file.read(length))
+        table.pop("__metadata__", None)
+        end = max((entry["data_offsets"][1] for entry in table.values()), default=0)
+        if end > size - 8 - length:
+            raise ValueError(f"it is cut off: {size} bytes, {8 + length + end} are due")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecordingError(f"{path} cannot be read: {error}", asked=str(path)) from error
+    return table, 8 + length
+
+
+def mapped(path: Path) -> dict[str, Array]:
+    """The tensors of a .safetensors file as read-only arrays over one mapping: nothing is read before it is used.
+
+    The file's own library copies every tensor it hands to numpy, which is why the table is read here.
+    Raises RecordingError.
+    """
+    table, start = _header(path)
+    with path.open("rb") as file:
+        content = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    found: dict[str, Array] = {}
+    for key, entry in table.items():
+        first, last = entry["data_offsets"]
+        data = content[start + first : start + last]
+        found[key] = data.view(_numpy_type(entry["dtype"], path)).reshape(entry["shape"])
+    return found
+
+
+def _numpy_type(name: str, path: Path) -> np.dtype[Any]:
+    """The numpy type of a .safetensors dtype."""
+    if name in _TYPES:
+        return np.dtype(_TYPES[name])
+    if name in _ML_TYPES:
+        import ml_dtypes  # late: only these types need it
+
+        return np.dtype(getattr(ml_dtypes, _ML_TYPES[name]))
+    raise RecordingError(f"{path} holds a tensor of type {name}, which is not known here", asked=name)
+
+
+_TYPES = {
+    "BOOL": "bool", "U8": "<u1", "I8": "<i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4",
+    "U64": "<u8", "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
+}  # fmt: skip
+_ML_TYPES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}

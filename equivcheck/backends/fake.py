@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 
 from equivcheck.backends.base import Backend, Runner, Session
 from equivcheck.backends.ort import OrtBackend, parameters
 from equivcheck.backends.spec import Spec
+from equivcheck.engines.ort import OrtEngine
 from equivcheck.errors import EngineCrashed, EngineRefused
 from equivcheck.models.graph import Array
+from equivcheck.models.onnx.cut import part
+from equivcheck.models.onnx.isolate import spec_of
 from equivcheck.models.onnx.load import OnnxModel
 from equivcheck.recording import Recording
 from equivcheck.result import Observation, Side
@@ -23,7 +27,8 @@ class FakeBackend(Backend):
     """Records what ONNX Runtime computes without optimisation, then lets `change` falsify it.
 
     `change` takes all stored values (arrays it may write to) and returns those to deliver; a value it leaves out is
-    absent. `refuse` and `crash` make loading, or the run of the named sample, fail as an engine would. It can run no other
+    absent. What it changes, later values are computed from, as in an engine whose step is wrong; with `stale`, only the dump
+    of that value is wrong, as of memory that was used again. `refuse` and `crash` make loading, or the run of the named sample, fail as an engine would. It can run no other
     model, so it gives no second opinion.
     """
 
@@ -38,12 +43,14 @@ class FakeBackend(Backend):
         refuse: str | None = None,
         crash: Sequence[str] = (),
         disturbed: bool = False,
+        stale: bool = False,
     ) -> None:
         super().__init__(Spec("fake"))
         self.change = change
         self.refuse = refuse
         self.crash = frozenset(crash)
         self.disturbed = disturbed
+        self.stale = stale
 
     def open(self, model: OnnxModel) -> Session:
         if self.refuse is not None:
@@ -66,6 +73,8 @@ class _FakeSession(Session):
         honest = self.engine.run(sample, feeds)
         values: dict[str, Any] = {name: array.copy() for name, array in honest.values.items()}
         delivered = dict(self.backend.change(values))
+        if not self.backend.stale:
+            delivered |= self._rippled(honest.values, delivered)
         return Recording(
             sample=sample,
             values=delivered,
@@ -75,6 +84,27 @@ class _FakeSession(Session):
             quantisation=parameters(self.model.graph),
             disturbed=self.backend.disturbed,
         )
+
+    def _rippled(self, honest: Mapping[str, Array], delivered: Mapping[str, Array]) -> dict[str, Array]:
+        """The delivered values that `change` left alone, computed again from those that it changed."""
+        changed = {
+            n: a
+            for n, a in delivered.items()
+            if n in honest
+            and a.dtype == honest[n].dtype
+            and a.shape == honest[n].shape
+            and not np.array_equal(a, honest[n])
+        }
+        left = [name for name in delivered if name not in changed and name in self.model.graph.producer]
+        if not changed or not left:
+            return {}
+        given = {**{name: honest[name] for name in self.model.graph.inputs}, **changed}
+        proto = part(self.model.proto, inputs={name: spec_of(array) for name, array in given.items()}, outputs=left)
+        engine = OrtEngine()
+        engine.load(proto.SerializeToString(), {"optimization": "disable"})
+        needed = {port.name for port in proto.graph.input}
+        got = engine.run({name: array for name, array in given.items() if name in needed})
+        return {name: got[name].astype(delivered[name].dtype, copy=False) for name in left}
 
     @property
     def side(self) -> Side:

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         return _complain(error.format_message())
     except (KeyboardInterrupt, click.Abort):
-        return _interrupted()
+        return _interrupted(given)
     except EquivcheckError as error:
         return _complain(str(error))
     except EngineError as error:
@@ -71,8 +71,10 @@ def _usage(error: click.UsageError) -> str:
     return f"{error.format_message()} (see: {command} --help)"
 
 
-def _interrupted() -> int:
-    print("equivcheck: interrupted; nothing was written", file=sys.stderr)
+def _interrupted(given: Sequence[str]) -> int:
+    kept = any(word.startswith("--save") for word in given) or given[:1] == ["record"]
+    left = "; samples that were finished are kept, the same command goes on behind them" if kept else ""
+    print(f"equivcheck: interrupted; nothing was written{left}", file=sys.stderr)
     return INTERRUPTED
 
 

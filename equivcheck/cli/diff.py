@@ -109,8 +109,9 @@ def command(
     _not_empty({"--save": save_to, "--json": json_to, "--candidate-model": candidate_model, "--preprocess": preprocess})
     _writable(json_to, save_to)
     from equivcheck.backends.registry import backend
-    from equivcheck.check import DEFAULT_CANDIDATE, Request, input_specs, run
+    from equivcheck.check import DEFAULT_CANDIDATE, Request, run
     from equivcheck.inputs import load_samples
+    from equivcheck.recorder import input_specs
     from equivcheck.models.onnx.load import load_model
     from equivcheck.tolerance import load_tolerance
 

@@ -60,7 +60,7 @@ def command(
     if output is None:
         raise click.UsageError("where to? give -o DIR")
     check_json(json_to)
-    from equivcheck.check import input_specs
+    from equivcheck.recorder import input_specs
     from equivcheck.inputs import load_samples
     from equivcheck.models.onnx.load import load_model
     from equivcheck.parts import check_target, split, write

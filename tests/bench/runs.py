@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from bench.oracle import StepOracle
-from equivcheck import check
+from equivcheck import check, recorder
 from equivcheck.backends.base import Backend, Runner, Session
 from equivcheck.backends.ort import OrtBackend
 from equivcheck.backends.spec import Spec, parse
@@ -142,7 +142,7 @@ class Prepared:
         self.source = source
         model = load_model(source.path)
         pictures = [str(p) for p in source.pictures]
-        self.samples = samples_from_python(pictures, check.input_specs(model.graph), recipe=source.recipe).samples
+        self.samples = samples_from_python(pictures, recorder.input_specs(model.graph), recipe=source.recipe).samples
         shapes = {name: array.shape for name, array in self.samples[0].arrays().items()}
         self.model = model.with_input_shapes(shapes)
         self.oracle = StepOracle(self.model.proto)

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from equivcheck.backends.registry import backend
 from equivcheck.backends.vnpu import VnpuBackend
-from equivcheck.check import input_specs
+from equivcheck.recorder import input_specs
 from equivcheck.engines.ort import OrtEngine
 from equivcheck.inputs import load_samples
 from equivcheck.models.onnx.load import load_model
