@@ -1,6 +1,7 @@
 """equivcheck: is the difference between a CPU and an NPU rounding, or is something wrong - and where, and why?
 
-`equivcheck.diff(...)` runs and judges; `equivcheck.assert_equivalent(...)` raises where they differ. The import is lazy:
+`equivcheck.diff(...)` runs and judges; `equivcheck.assert_equivalent(...)` raises where they differ;
+`equivcheck.record(...)` and `equivcheck.compare(...)` keep the values of a run, and judge what was kept. The import is lazy:
 neither numpy nor an engine is loaded before a name is used, because the pytest plugin is imported in every pytest run.
 """
 
@@ -12,14 +13,28 @@ if TYPE_CHECKING:
     from equivcheck.check import assert_equivalent, diff
     from equivcheck.errors import EquivcheckError, Inconclusive
     from equivcheck.parts import split
+    from equivcheck.recorder import record
+    from equivcheck.replay import compare
     from equivcheck.result import Result
 
 __version__ = "0.1.0"
-__all__ = ["EquivcheckError", "Inconclusive", "Result", "__version__", "assert_equivalent", "diff", "split"]
+__all__ = [
+    "EquivcheckError",
+    "Inconclusive",
+    "Result",
+    "__version__",
+    "assert_equivalent",
+    "compare",
+    "diff",
+    "record",
+    "split",
+]
 
 _HOMES = {
     "diff": "equivcheck.check",
     "assert_equivalent": "equivcheck.check",
+    "compare": "equivcheck.replay",
+    "record": "equivcheck.recorder",
     "split": "equivcheck.parts",
     "Result": "equivcheck.result",
     "EquivcheckError": "equivcheck.errors",

@@ -29,10 +29,10 @@ from equivcheck.recorder import (
     input_shapes,
     input_specs,
     model_info,
-    sample_info,
     versions,
+    writer_for,
 )
-from equivcheck.recording import Recording, Writer
+from equivcheck.recording import Recording
 from equivcheck.referee import ExactReferee
 from equivcheck.result import Result
 from equivcheck.structure import NOT_NUMBERS, Structure
@@ -162,8 +162,7 @@ class _Run:
         folder = self.request.save_to
         if folder is None:
             return _Side(backend, model)
-        writer = Writer(folder / role, model=model_info(model), spec=str(backend.spec), versions=versions())
-        return _Side(backend, model, writer)
+        return _Side(backend, model, writer_for(folder / role, model, backend))
 
     # -- the whole run -------------------------------------------------------------------------------------------------
 
@@ -183,7 +182,7 @@ class _Run:
             for side in (self.reference, self.candidate):
                 side.close()
         if not evidence:
-            evidence = [Evidence(sample_info(sample), {}, {}, {}) for sample in request.samples]
+            evidence = [Evidence(sample.info, {}, {}, {}) for sample in request.samples]
         return judge(self._case(evidence))
 
     def _sample(self, sample: Sample) -> Evidence | None:
@@ -229,7 +228,7 @@ class _Run:
         if self._wants_second_opinion():
             self._second_opinion(local, bounds, ref_values, reals)
         return Evidence(
-            sample_info(sample),
+            sample.info,
             self._accumulated(ref, cand),
             local,
             bounds,

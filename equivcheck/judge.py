@@ -16,7 +16,7 @@ import numpy as np
 
 from equivcheck.metrics import INFINITE, StepTally, Tally
 from equivcheck.models.graph import Graph, Step
-from equivcheck.plan import Plan
+from equivcheck.plan import Plan, merged_steps
 from equivcheck.result import (
     Coverage,
     Culprit,
@@ -431,6 +431,7 @@ class _Judge:
         worst = max(tensors, key=lambda t: t.local.candidate.excess if t.local.candidate else 0.0)
         return Culprit(
             step=step,
+            steps=self._steps_of(worst.name, "candidate"),
             node=worst.node or "",
             op_type=worst.op_type or "",
             outputs=[t.name for t in tensors],
@@ -438,6 +439,11 @@ class _Judge:
             limit=worst.limit,
             reason=worst.reason,
         )
+
+    def _steps_of(self, name: str, kind: Kind) -> list[int]:
+        """Ids of the steps that were judged as one for `name`."""
+        tally = self.local[kind].get(name)
+        return sorted({step.id for step in merged_steps(self.graph, name, () if tally is None else tally.merged)})
 
     def reference_culprits(self) -> list[Culprit]:
         found = []
@@ -450,6 +456,7 @@ class _Judge:
             found.append(
                 Culprit(
                     step=step.id,
+                    steps=self._steps_of(name, "reference"),
                     node=self.graph.main_node(step).label,
                     op_type=self._op_type(step),
                     outputs=[name],

@@ -18,7 +18,7 @@ from equivcheck.inputs import InputSpec, Sample, samples_from_python
 from equivcheck.models.graph import Array, Graph
 from equivcheck.models.onnx.load import OnnxModel, load_model
 from equivcheck.recording import Parameters, Recording, Writer
-from equivcheck.result import FeedInfo, Model, Observation, SampleInfo, Side, ValueInfo
+from equivcheck.result import Model, Observation, Side, ValueInfo
 
 if TYPE_CHECKING:
     import os
@@ -57,7 +57,7 @@ class Recorder:
         return self.last
 
     def _finished(self, sample: Sample) -> Recording | None:
-        found = None if self.writer is None else self.writer.finished(sample_info(sample))
+        found = None if self.writer is None else self.writer.finished(sample.info)
         if found is None:
             return None
         self.resumed += 1
@@ -69,7 +69,7 @@ class Recorder:
             self._session = self.backend.open(self.model)
         recording = _tensors_only(self._session.run(sample.id, sample.arrays()))
         if self.writer is not None:
-            self.writer.add(recording, sample_info(sample), self._session.side)
+            self.writer.add(recording, sample.info, self._session.side)
         return recording
 
     @property
@@ -119,7 +119,7 @@ def record_samples(
     """As `record`, with everything parsed and found."""
     check_feeds(model.graph, samples)
     fixed = model.with_input_shapes(input_shapes(samples))
-    writer = Writer(folder, model=model_info(fixed), spec=str(backend.spec), versions=versions())
+    writer = writer_for(folder, fixed, backend)
     recorder = Recorder(backend, fixed, writer)
     try:
         for number, sample in enumerate(samples, 1):
@@ -129,6 +129,17 @@ def record_samples(
         return writer.finish(recorder.side)
     finally:
         recorder.close()
+
+
+def writer_for(folder: Path, model: OnnxModel, backend: Backend) -> Writer:
+    """What keeps the recordings of `model` on `backend` in `folder`. Raises OutputError."""
+    return Writer(
+        folder,
+        model=model_info(model),
+        spec=str(backend.spec),
+        versions=versions(),
+        declared=backend.legal_excess(),
+    )
 
 
 # -- what was asked ----------------------------------------------------------------------------------------------------
@@ -200,22 +211,6 @@ def value_info(array: Array, parameters: Parameters | None) -> ValueInfo:
         zero_point=None if parameters is None else [int(z) for z in parameters.zero_point.ravel()],
         axis=None if parameters is None else parameters.axis,
     )
-
-
-def sample_info(sample: Sample) -> SampleInfo:
-    """Name, type, digest and source of every feed of a sample."""
-    feeds = [
-        FeedInfo(
-            name=feed.name,
-            dtype=str(feed.array.dtype),
-            shape=list(feed.array.shape),
-            sha256=feed.sha256,
-            source=feed.source,
-            recipe=feed.recipe,
-        )
-        for feed in sample.feeds.values()
-    ]
-    return SampleInfo(id=sample.id, feeds=feeds)
 
 
 def model_info(model: OnnxModel) -> Model:

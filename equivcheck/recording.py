@@ -95,6 +95,7 @@ class _Manifest(msgspec.Struct, frozen=True):
     absent: dict[str, str]
     versions: dict[str, str]
     outputs: list[str] = []
+    declared: dict[str, tuple[float, str]] = {}
 
 
 class _Finished(msgspec.Struct, frozen=True):
@@ -122,9 +123,17 @@ class Writer:
     something that is not a recording.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, model: Model, spec: str, versions: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        model: Model,
+        spec: str,
+        versions: Mapping[str, str],
+        declared: Mapping[str, tuple[float, str]] | None = None,
+    ) -> None:
         self.place = Path(folder)
-        self.model, self.versions = model, dict(versions)
+        self.model, self.versions, self.declared = model, dict(versions), dict(declared or {})
         self.scratch = self.place.with_name(f".{self.place.name}.unfinished")
         self._done: list[_Finished] = []
         self._job = _Job(model.sha256, spec, self.versions)
@@ -219,6 +228,7 @@ class Writer:
             absent,
             self.versions,
             outputs,
+            self.declared,
         )
         keep = {MANIFEST, *(done.sample.file for done in self._done)}
         with self._telling():
@@ -275,12 +285,16 @@ def _saved_value(name: str, array: Array, recording: Recording) -> _SavedValue:
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """A recording read back: one `Recording` a sample (mapped when it is asked for), and what made it."""
+    """A recording read back: one `Recording` a sample (mapped when it is asked for), and what made it.
+
+    `declared` are the wider limits of legal excess that its engine declares: op_type -> (LSB, reason).
+    """
 
     model: Model
     side: Side
     samples: list[SampleInfo]
     recordings: Sequence[Recording]
+    declared: Mapping[str, tuple[float, str]]
 
 
 class _Mapped(Sequence[Recording]):
@@ -316,7 +330,7 @@ def load(folder: str | os.PathLike[str]) -> Saved:
     for sample in manifest.samples:
         _header(place / sample.file)
     samples = [SampleInfo(id=s.id, feeds=s.feeds) for s in manifest.samples]
-    return Saved(manifest.model, manifest.backend, samples, _Mapped(place, manifest))
+    return Saved(manifest.model, manifest.backend, samples, _Mapped(place, manifest), manifest.declared)
 
 
 def _recording(

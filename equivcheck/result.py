@@ -225,7 +225,10 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Culprit(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that is not legal. `steps` are all that were judged as one with it, because values between were missing."""
+
     step: int
+    steps: list[int]
     node: str
     op_type: str
     outputs: list[str]

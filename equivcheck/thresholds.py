@@ -12,12 +12,17 @@ Held = tuple[TensorVerdict, str, Limit | None]
 
 
 def figures(tally: Tally) -> dict[str, float | None]:
-    """The figures that a rule may limit, by its key; None where one does not exist."""
+    """The figures that a rule may limit, by its key; None where one does not exist.
+
+    Of codes whose quantisation is not known, one code counts as one LSB.
+    """
     metrics = tally.finish()
+    lsb = metrics.domain == "codes"
+    bias = metrics.bias if lsb else metrics.bias_lsb
     return {
         "max_abs": metrics.max_abs,
-        "max_lsb": metrics.max_lsb,
-        "bias_lsb": None if metrics.bias_lsb is None else abs(metrics.bias_lsb),
+        "max_lsb": metrics.max_abs if lsb else metrics.max_lsb,
+        "bias_lsb": None if bias is None else abs(bias),
         "mismatch_share": metrics.mismatched / metrics.n if metrics.n else 0.0,
         "cosine": metrics.cosine if metrics.snr_note != "equal" else 1.0,
         "snr_db": metrics.snr_db if metrics.snr_note != "equal" else float("inf"),

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from equivcheck.cli.shown import EXIT, again, not_empty, show, writable
 from equivcheck.cli.streams import progress_line
-
-if TYPE_CHECKING:
-    from equivcheck.result import Result
-
-_EXIT = {"equivalent": 0, "different": 1, "inconclusive": 3}
 
 _EPILOG = """\b
 Examples:
@@ -106,13 +99,13 @@ def command(
     A step is judged against its own real value, on the inputs that side itself had: rounding differently is legal, anything
     beyond is not. The first screen says which step is the first that is not, on which side, and how much was judged.
     """
-    _not_empty({"--save": save_to, "--json": json_to, "--candidate-model": candidate_model, "--preprocess": preprocess})
-    _writable(json_to, save_to)
+    not_empty({"--save": save_to, "--json": json_to, "--candidate-model": candidate_model, "--preprocess": preprocess})
+    writable(json_to, save_to)
     from equivcheck.backends.registry import backend
     from equivcheck.check import DEFAULT_CANDIDATE, Request, run
     from equivcheck.inputs import load_samples
-    from equivcheck.recorder import input_specs
     from equivcheck.models.onnx.load import load_model
+    from equivcheck.recorder import input_specs
     from equivcheck.tolerance import load_tolerance
 
     progress = progress_line()
@@ -137,44 +130,10 @@ def command(
             second_opinion=second_opinion,
             save_to=Path(save_to) if save_to else None,
             notes=loaded.notes,
-            again=_again(),
+            again=again(),
             progress=progress,
         )
     )
     progress("")
-    _show(result, json_to, verbose)
-    return _EXIT[result.verdict]
-
-
-def _show(result: Result, json_to: str | None, verbose: bool) -> None:
-    if json_to == "-":
-        sys.stdout.buffer.write(result.to_json())
-        return
-    if json_to is not None:
-        from equivcheck.render.files import write_whole
-
-        write_whole(Path(json_to), result.to_json())
-    from equivcheck.render.text import first_screen
-
-    click.echo(first_screen(result, verbose=verbose))
-
-
-def _not_empty(given: dict[str, str | None]) -> None:
-    """An empty value is an unset shell variable far more often than a wish."""
-    for option, value in given.items():
-        if value == "":
-            raise click.UsageError(f"{option} is empty; leave it out, or say what")
-
-
-def _writable(json_to: str | None, save_to: str | None) -> None:
-    """Find out that a result cannot be written before the work, not after."""
-    from equivcheck.render.files import check_folder, check_writable
-
-    if json_to not in (None, "-"):
-        check_writable(Path(str(json_to)))
-    if save_to is not None:
-        check_folder(Path(save_to))
-
-
-def _again() -> str:
-    return shlex.join(["equivcheck", *click.get_current_context().find_root().obj])
+    show(result, json_to, verbose)
+    return EXIT[result.verdict]

@@ -8,6 +8,8 @@ import click
 
 _COMMANDS = {
     "diff": ("equivcheck.cli.diff", "Run a model on two backends and judge every step: the main job."),
+    "record": ("equivcheck.cli.record", "Run a model on one backend and keep every stored value."),
+    "compare": ("equivcheck.cli.compare", "Judge recordings and other tools' dumps; two results against each other."),
     "split": (
         "equivcheck.cli.split",
         "Cut a model in two at a node, and prove that both parts together are the model.",

@@ -60,10 +60,10 @@ def command(
     if output is None:
         raise click.UsageError("where to? give -o DIR")
     check_json(json_to)
-    from equivcheck.recorder import input_specs
     from equivcheck.inputs import load_samples
     from equivcheck.models.onnx.load import load_model
     from equivcheck.parts import check_target, split, write
+    from equivcheck.recorder import input_specs
 
     progress = progress_line()
     check_target(output, model)

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from equivcheck.result import FeedInfo, SampleInfo
+
 Array = NDArray[Any]
 Dim = int | str | None
 
@@ -47,6 +49,18 @@ class Feed:
         stored = self.array.byteswap() if sys.byteorder == "big" else self.array
         return hashlib.sha256(stored.tobytes()).hexdigest()
 
+    @property
+    def info(self) -> FeedInfo:
+        """What a report and a recording say of it."""
+        return FeedInfo(
+            name=self.name,
+            dtype=str(self.array.dtype),
+            shape=list(self.array.shape),
+            sha256=self.sha256,
+            source=self.source,
+            recipe=self.recipe,
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Sample:
@@ -58,6 +72,11 @@ class Sample:
     def arrays(self) -> dict[str, Array]:
         """`{input name: array}`, as an engine's `run` takes it."""
         return {name: feed.array for name, feed in self.feeds.items()}
+
+    @property
+    def info(self) -> SampleInfo:
+        """Name, type, digest and source of every feed."""
+        return SampleInfo(id=self.id, feeds=[feed.info for feed in self.feeds.values()])
 
 
 @dataclass(frozen=True, eq=False)

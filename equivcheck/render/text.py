@@ -11,6 +11,7 @@ from equivcheck.result import Culprit, Result, Side, StepError, Tensor
 
 _SHOWN_POINTS = 4
 _SHOWN_CULPRITS = 3
+_SHOWN_TENSORS = 8
 _NAME_WIDTH = 26
 _LABEL_WIDTH = 11
 _QUANTISER_SUFFIXES = (
@@ -46,7 +47,7 @@ def first_screen(result: Result, *, verbose: bool = False) -> str:
 def headline(result: Result) -> str:
     """One line: the verdict, then in plain words what it rests on."""
     coverage = result.coverage
-    judged = f"{coverage.judged} of {coverage.steps} steps judged"
+    judged = f"{coverage.judged} of {coverage.steps} {'steps' if result.model.path else 'tensors'} judged"
     differing = coverage.steps - coverage.bitwise
     if result.verdict == "equivalent":
         wrong = result.reference_culprits
@@ -55,7 +56,8 @@ def headline(result: Result) -> str:
                 f"EQUIVALENT   {judged}; every judged step of the candidate is legal, BUT THE REFERENCE IS NOT THE MODEL at "
                 f"#{wrong[0].step} {wrong[0].op_type}."
             )
-        bits = "Every bit is equal too." if not differing else f"Bits differ in {differing}."
+        alone = result.reference.engine == "none"
+        bits = "" if alone else "Every bit is equal too." if not differing else f"Bits differ in {differing}."
         return f"EQUIVALENT   {judged}; {result.reason}. {bits}"
     if result.verdict == "different":
         if not result.culprits:
@@ -149,11 +151,12 @@ def _more_culprits(result: Result) -> list[str]:
 
 def _provenance(result: Result, verbose: bool) -> list[str]:
     model = result.model
-    lines = _field("model", f"{_name(model.path)}, {model.scheme}, {model.nodes} nodes, sha256 {model.sha256[:8]}")
+    about = f"{_name(model.path)}, {model.scheme}, {model.nodes} nodes, sha256 {model.sha256[:8]}"
+    lines = _field("model", about if model.path else "not given: tensors were paired by name")
     lines += _inputs(result)
     lines += _field("reference", _side(result.reference))
     lines += _field("candidate", _side(result.candidate))
-    if result.candidate.model_sha256 != model.sha256:
+    if model.sha256 and result.candidate.model_sha256 not in ("", model.sha256):
         lines += _field("", f"runs another model file, sha256 {result.candidate.model_sha256[:8]}")
     for side in (result.reference, result.candidate):
         for warning in side.warnings:
@@ -171,13 +174,19 @@ def _inputs(result: Result) -> list[str]:
             f"{feed.name} {'x'.join(map(str, feed.shape)) or 'scalar'} {feed.dtype}, sha256 {feed.sha256[:8]}"
             for feed in sample.feeds[:3]
         )
-        lines.append(f"{sample.id} -> {feeds}; the same bytes for both")
+        alone = result.reference.engine == "none"
+        fed = "not recorded" if not feeds else feeds if alone else f"{feeds}; the same bytes for both"
+        lines.append(f"{sample.id} -> {fed}")
     if len(result.samples) > 2:
         lines.append(f"and {len(result.samples) - 2} more samples")
     return _block("input", lines)
 
 
 def _side(side: Side) -> str:
+    if side.engine == "none":
+        return "none: every step is judged against its own real value"
+    if side.engine == "dump":
+        return f"{side.spec.removeprefix('recorded:')}, {side.device}"
     seen = {
         False: "measuring did not change its result",
         True: "MEASURING CHANGED ITS RESULT",
@@ -212,6 +221,8 @@ _HEADER = ("", "step", "", "type", "on", "beyond rounding (limit)", "off", "sinc
 
 
 def _split_table(result: Result, verbose: bool) -> list[str]:
+    if not result.model.path:
+        return [] if verbose else _worst_rows(result)
     by_name = {tensor.name: tensor for tensor in result.tensors}
     points = result.split_points if verbose else result.split_points[:_SHOWN_POINTS]
     rows: list[tuple[str, ...] | str] = []
@@ -233,6 +244,14 @@ def _split_table(result: Result, verbose: bool) -> list[str]:
     return lines
 
 
+def _worst_rows(result: Result) -> list[str]:
+    """Without a model: the tensors that differ, then the rest, as far as they fit."""
+    rows = sorted(result.tensors, key=lambda t: t.verdict not in ("different", "incomparable"))
+    lines = _aligned([_HEADER, *(_row("", tensor, result) for tensor in rows[:_SHOWN_TENSORS])])
+    more = len(rows) - _SHOWN_TENSORS
+    return [*lines, *([f"    {more} more tensors: -v"] if more > 0 else [])]
+
+
 def _all_rows(result: Result) -> list[str]:
     rows = [_row("/".join(t.roles), tensor, result, full=True) for t in result.tensors for tensor in [t]]
     absent = [f"  absent   {item.name}: {item.reason}" for item in result.coverage.absent]
@@ -244,7 +263,7 @@ def _row(role: str, tensor: Tensor, result: Result, *, full: bool = False) -> tu
     verdict = tensor.verdict.upper() if tensor.verdict == "different" else tensor.verdict
     return (
         f"    {role}",
-        f"#{tensor.step} {tensor.op_type}",
+        f"#{tensor.step} {tensor.op_type}" if tensor.step is not None else "-",
         name,
         tensor.candidate.dtype or tensor.reference.dtype or "?",
         _where(tensor, result),
@@ -327,7 +346,8 @@ def _remarks(result: Result) -> list[str]:
         )
     for note in result.notes:
         lines += _field("note", note)
-    legend = "LSB = one quantisation step of that tensor; limits: " + result.tolerance
+    lsb = "LSB = one quantisation step of that tensor; " if result.model.path else ""
+    legend = f"{lsb}limits: {result.tolerance}"
     return [*lines, f"  {legend}"]
 
 
@@ -362,6 +382,10 @@ def _next(result: Result) -> list[str]:
             f"--split-at '#{first.step}' (both sides of the culprit)   -v (all steps)   --json - (every figure)"
         )
         steps.append("--tolerance FILE (a rule for this tensor, if you decide that it may)")
+    elif not result.model.path:
+        steps.append(
+            "--model MODEL judges every step   -v (all tensors)   --tolerance FILE (rules by tensor)   --json -"
+        )
     elif result.verdict == "inconclusive":
         steps.append("-v (what was judged)   --json - (every reason)")
     elif not result.split_points:
