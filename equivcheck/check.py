@@ -14,9 +14,10 @@ from equivcheck.backends.base import Backend
 from equivcheck.backends.registry import backend as find_backend
 from equivcheck.errors import EngineError, Inconclusive, ModelError
 from equivcheck.inputs import Sample, samples_from_python
-from equivcheck.judge import Case, Evidence, Kind, SideEvidence, judge
+from equivcheck.judge import Case, Evidence, Kind, SideEvidence, judge, legal
 from equivcheck.metrics import StepTally, Tally, tally
 from equivcheck.models.graph import Array, Graph
+from equivcheck.models.onnx.isolate import real_in_codes
 from equivcheck.models.onnx.load import OnnxModel, load_model
 from equivcheck.models.onnx.rewrite import TWINS
 from equivcheck.models.select import select
@@ -34,7 +35,7 @@ from equivcheck.recorder import (
 )
 from equivcheck.recording import Recording
 from equivcheck.referee import ExactReferee
-from equivcheck.result import Result
+from equivcheck.result import Cause, Result
 from equivcheck.structure import NOT_NUMBERS, Structure
 from equivcheck.tolerance import Tolerance, load_tolerance
 from equivcheck.truth import specs_of
@@ -43,6 +44,7 @@ from equivcheck.weigh import Weighed, Weigher, grid_of
 if TYPE_CHECKING:
     import os
 
+_EXPLAINED = 5  # culprits whose cause is looked for, per sample and kind of evidence
 DEFAULT_CANDIDATE = "vnpu:profile=tflite-reference,target=warboy"
 
 
@@ -225,14 +227,19 @@ class _Run:
         )
         local: dict[Kind, Mapping[str, StepTally]] = {"reference": reference.tallies, "candidate": candidate.tallies}
         bounds: dict[Kind, Mapping[str, float]] = {"reference": reference.bounds, "candidate": candidate.bounds}
+        causes: dict[Kind, Mapping[str, Cause]] = {
+            "reference": self._causes(self.reference, reference.tallies, ref_values, ref_values, reals),
+            "candidate": self._causes(self.candidate, candidate.tallies, cand_values, cand_values, candidate.results),
+        }
         if self._wants_second_opinion():
-            self._second_opinion(local, bounds, ref_values, reals)
+            self._second_opinion(local, bounds, causes, ref_values, reals)
         return Evidence(
             sample.info,
             self._accumulated(ref, cand),
             local,
             bounds,
             untrustworthy={"reference": reference.untrustworthy, "candidate": candidate.untrustworthy},
+            causes=causes,
         )
 
     def _usable(self, recording: Recording, without: Collection[str]) -> dict[str, Array]:
@@ -264,6 +271,31 @@ class _Run:
         if side.weigher is None or side.weigher.specs != specs:
             side.weigher = Weigher(self.model, specs, self.referee, unusable)
         return side.weigher
+
+    def _causes(
+        self,
+        side: _Side,
+        tallies: Mapping[str, StepTally],
+        stored: Mapping[str, Array],
+        values: Mapping[str, Array],
+        results: Mapping[str, Array],
+    ) -> dict[str, Cause]:
+        """What the error of each illegal step looks like; only the first few are looked at."""
+        declared = side.backend.legal_excess()
+        wrong = [n for n, t in tallies.items() if not t.merged and not legal(self.graph, n, t, declared)]
+        if not wrong:
+            return {}
+        from equivcheck.causes import Causes  # late: only where something is wrong
+
+        self.request.progress("what the error looks like")
+        explainer = Causes(self.model, declared)
+        found = {}
+        for name in wrong[:_EXPLAINED]:
+            real = real_in_codes(self.graph, name, results[name])
+            cause = explainer.explain(name, stored[name], values, real.reshape(stored[name].shape))
+            if cause is not None:
+                found[name] = cause
+        return found
 
     def _accumulated(self, ref: Recording, cand: Recording) -> dict[str, Tally]:
         found: dict[str, Tally] = {}
@@ -298,6 +330,7 @@ class _Run:
         self,
         local: dict[Kind, Mapping[str, StepTally]],
         bounds: dict[Kind, Mapping[str, float]],
+        causes: dict[Kind, Mapping[str, Cause]],
         ref_values: Mapping[str, Array],
         reals: Mapping[str, Array],
     ) -> None:
@@ -313,13 +346,13 @@ class _Run:
                 self.second = SecondOpinion(self.candidate.backend, self.candidate.model, usable)
             got = self.second.run(ref_values)
             local["fed"], bounds["fed"] = weigher.weigh_against(reals, got, ref_values, self.plan.rows, declared)
+            causes["fed"] = self._causes(self.candidate, local["fed"], got, ref_values, reals)
             if self.stressed is None:
                 codes = random_codes(self.graph, ref_values)
-                stress_reals = weigher.steps.evaluate(codes)
-                self.stressed = weigher.weigh_against(
-                    stress_reals, self.second.run(codes), codes, self.plan.rows, declared
-                )
+                reals, got = weigher.steps.evaluate(codes), self.second.run(codes)
+                self.stressed = weigher.weigh_against(reals, got, codes, self.plan.rows, declared)
                 local["stress"], bounds["stress"] = self.stressed
+                causes["stress"] = self._causes(self.candidate, local["stress"], got, codes, reals)
         except EngineError as error:
             if self.second is None or not self.second.failed:
                 self.notes.append(f"no second opinion: the candidate would not run the isolated model ({error})")

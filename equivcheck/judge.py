@@ -18,6 +18,7 @@ from equivcheck.metrics import INFINITE, StepTally, Tally
 from equivcheck.models.graph import Graph, Step
 from equivcheck.plan import Plan, merged_steps
 from equivcheck.result import (
+    Cause,
     Coverage,
     Culprit,
     How,
@@ -49,13 +50,18 @@ _FLOOR_EXCESS = 0.45  # truncation and floor land up to 1 LSB from the real valu
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """All that was measured on one sample. `local[kind][value]`, and for float values the a-priori bound beside it."""
+    """All that was measured on one sample. `local[kind][value]`, and for float values the a-priori bound beside it.
+
+    `untrustworthy` and `causes` are by kind and value too: why a dump is not what the engine computed with, and what an
+    illegal step's error looks like.
+    """
 
     sample: SampleInfo
     accumulated: Mapping[str, Tally]
     local: Mapping[Kind, Mapping[str, StepTally]]
     bounds: Mapping[Kind, Mapping[str, float]]
     untrustworthy: Mapping[Kind, Mapping[str, str]] = field(default_factory=dict)
+    causes: Mapping[Kind, Mapping[str, Cause]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -438,7 +444,13 @@ class _Judge:
             local=worst.local,
             limit=worst.limit,
             reason=worst.reason,
+            cause=self._cause(worst.name, ("candidate", "fed", "stress")),
         )
+
+    def _cause(self, name: str, kinds: Sequence[Kind]) -> Cause | None:
+        """What the error at `name` looks like, by the first evidence that says so."""
+        found = (e.causes.get(kind, {}).get(name) for kind in kinds for e in self.case.evidence)
+        return next((cause for cause in found if cause is not None), None)
 
     def _steps_of(self, name: str, kind: Kind) -> list[int]:
         """Ids of the steps that were judged as one for `name`."""
@@ -463,6 +475,7 @@ class _Judge:
                     local=self._local(name),
                     limit=Limit(metric=metric, rule=finding.rule, max=finding.limit),
                     reason=f"the reference is not the model here: {_held(finding, metric)}",
+                    cause=self._cause(name, ("reference",)),
                 )
             )
         return found

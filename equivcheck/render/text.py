@@ -98,7 +98,7 @@ def _culprit(result: Result, culprit: Culprit) -> list[str]:
         f"      {culprit.reason}",
     ]
     if error is not None:
-        lines += _evidence(result, tensor, error, kind)
+        lines += _evidence(culprit, tensor, error, kind)
     if tensor.would_pass_at:
         metric, value = next(iter(tensor.would_pass_at.items()))
         hides = f"; that would also hide {tensor.would_hide}" if tensor.would_hide else ""
@@ -116,7 +116,7 @@ def _worst_error(culprit: Culprit) -> tuple[str, StepError | None]:
     return "candidate", culprit.local.candidate
 
 
-def _evidence(result: Result, tensor: Tensor, error: StepError, kind: str) -> list[str]:
+def _evidence(culprit: Culprit, tensor: Tensor, error: StepError, kind: str) -> list[str]:
     where = {
         "candidate": "",
         "fed": " when fed with the reference's values",
@@ -134,6 +134,8 @@ def _evidence(result: Result, tensor: Tensor, error: StepError, kind: str) -> li
     if reference is not None and tensor.candidate.scale is not None:
         rounds = f"is off in {reference.off} of" if reference.off else "rounds right on all"
         lines.append(f"      who     the reference {rounds} {reference.n}, by exact arithmetic on its own inputs")
+    if culprit.cause is not None:
+        lines.append(f"      looks   {culprit.cause.evidence}")
     if not error.merged and tensor.candidate.scale is not None:
         lines.append("      not     the order of summation: int32 sums of int8 products are exact in any order")
     if error.merged:

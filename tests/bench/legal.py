@@ -82,7 +82,7 @@ def legal(source: Source, *, engines: tuple[str, ...], with_peers: bool, samples
     prepared = Prepared(source)
     found = []
     for name in engines:
-        candidate = _engine(name, source, prepared)
+        candidate = engine(name, source, prepared)
         if candidate is None:
             continue
         found += [_one(name, prepared, candidate, k, with_peers) for k in range(min(samples, len(prepared.samples)))]
@@ -93,7 +93,8 @@ def names() -> tuple[str, ...]:
     return (*IN_PROCESS, *OWN, *(f"litert:{k}" for k in KERNELS if RUNTIME or k != "runtime-2.14"), "onnx-reference")
 
 
-def _engine(name: str, source: Source, prepared: Prepared) -> Backend | None:
+def engine(name: str, source: Source, prepared: Prepared) -> Backend | None:
+    """The legal engine of that name, where it can run this model; else None."""
     if name.startswith("litert:"):
         there = source.twin is not None and util.find_spec("ai_edge_litert") is not None
         return LitertBackend(name.partition(":")[2], source.twin) if there and source.twin is not None else None
