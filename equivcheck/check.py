@@ -368,7 +368,7 @@ class _Run:
             plan=self.plan,
             tolerance=request.tolerance,
             model=model_info(self.model),
-            reference=_evidence(self.reference),
+            reference=_evidence(self.reference, unreadable=True),
             candidate=_evidence(self.candidate),
             evidence=evidence,
             structure=self.structure,
@@ -378,14 +378,16 @@ class _Run:
         )
 
 
-def _evidence(side: _Side) -> SideEvidence:
+def _evidence(side: _Side, *, unreadable: bool = False) -> SideEvidence:
+    """What a side delivered. `unreadable` names incomparable values among the failed: of the candidate, structure does."""
     last = side.last
+    failed = {} if last is None else {**last.failed, **(last.incomparable if unreadable else {})}
     return SideEvidence(
         side=side.side,
         values=side.delivered,
         how={} if last is None else last.how,
         absent={} if last is None else last.absent,
-        failed={} if last is None else last.failed,
+        failed=failed,
         declared=side.backend.legal_excess(),
         broke=side.broke,
     )

@@ -45,6 +45,7 @@ KINDS: tuple[Kind, ...] = ("reference", "candidate", "fed", "stress")
 _LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _THIN_SHARE = 0.01  # a step with fewer unclamped elements than this saw almost nothing of its own arithmetic
 _AMPLIFIED_LSB = 2.0
+_ON_GRID = 1e-3  # steps: a code times its scale, computed in float32, stays closer
 _FLOOR_EXCESS = 0.45  # truncation and floor land up to 1 LSB from the real value: an excess of nearly 1/2
 
 
@@ -510,7 +511,10 @@ class _Judge:
                 for name, reason in side.absent.items()
                 if name in case.plan.roles
             ],
-            failed=[Named(name=name, reason=reason) for name, reason in case.candidate.failed.items()],
+            failed=[
+                *(Named(name=name, reason=reason) for name, reason in case.candidate.failed.items()),
+                *(Named(name=name, reason=f"reference: {why}") for name, why in case.reference.failed.items()),
+            ],
         )
 
     def run_verdict(
@@ -563,6 +567,7 @@ class _Judge:
                 "that is this network, not an error"
             )
         found += self._declarations()
+        found += self._off_grid()
         found += self._idle_rules()
         if reference_culprits:
             first = reference_culprits[0]
@@ -590,6 +595,19 @@ class _Judge:
             for k, rule in enumerate(self.case.tolerance.rules)
             if k not in used
         ]
+
+    def _off_grid(self) -> list[str]:
+        """Values that were read as floats and lie off their grid: the engine did not quantise there."""
+        found = []
+        for side in ("candidate", "reference"):
+            off = {n: t.off_grid for n, t in self.local[side].items() if t.off_grid > _ON_GRID}
+            if off:
+                worst = max(off, key=lambda name: off[name])
+                found.append(
+                    f"the {side} did not quantise {len(off)} of the values it delivered as floats: {worst} lies "
+                    f"{off[worst]:.2g} of a step off its grid; it was judged by the nearest code"
+                )
+        return found
 
     def _declarations(self) -> list[str]:
         """Steps that are legal only because their engine declares a wider limit: said, once an op_type and side."""

@@ -103,8 +103,7 @@ def _of_recording(saved: Saved) -> Tape:
 
 def _of_dump(dump: Dump) -> Tape:
     def feed(number: int, name: str) -> Array | None:
-        planned = dump.samples[number].values.get(name)
-        return None if planned is None else planned.read().array
+        return dump.samples[number].read(name)
 
     side = Side(
         spec=f"recorded:{dump.source}",
