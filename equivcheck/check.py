@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from equivcheck.backends.base import Backend
 from equivcheck.backends.registry import backend as find_backend
 from equivcheck.errors import EngineError, Inconclusive, ModelError
 from equivcheck.inputs import Sample, samples_from_python
-from equivcheck.judge import Case, Evidence, Kind, SideEvidence, judge, legal
+from equivcheck.judge import Case, Evidence, Kind, Look, SideEvidence, judge, legal, step_limit
 from equivcheck.metrics import StepTally, Tally, tally
 from equivcheck.models.graph import Array, Graph
 from equivcheck.models.onnx.isolate import real_in_codes
@@ -35,7 +37,7 @@ from equivcheck.recorder import (
 )
 from equivcheck.recording import Recording
 from equivcheck.referee import ExactReferee
-from equivcheck.result import Cause, Result
+from equivcheck.result import Place, Result
 from equivcheck.structure import NOT_NUMBERS, Structure
 from equivcheck.tolerance import Tolerance, load_tolerance
 from equivcheck.truth import specs_of
@@ -227,19 +229,19 @@ class _Run:
         )
         local: dict[Kind, Mapping[str, StepTally]] = {"reference": reference.tallies, "candidate": candidate.tallies}
         bounds: dict[Kind, Mapping[str, float]] = {"reference": reference.bounds, "candidate": candidate.bounds}
-        causes: dict[Kind, Mapping[str, Cause]] = {
-            "reference": self._causes(self.reference, reference.tallies, ref_values, ref_values, reals),
-            "candidate": self._causes(self.candidate, candidate.tallies, cand_values, cand_values, candidate.results),
+        looks: dict[Kind, Mapping[str, Look]] = {
+            "reference": self._looks(self.reference, reference.tallies, ref_values, ref_values, reals),
+            "candidate": self._looks(self.candidate, candidate.tallies, cand_values, cand_values, candidate.results),
         }
         if self._wants_second_opinion():
-            self._second_opinion(local, bounds, causes, ref_values, reals)
+            self._second_opinion(local, bounds, looks, ref_values, reals)
         return Evidence(
             sample.info,
             self._accumulated(ref, cand),
             local,
             bounds,
             untrustworthy={"reference": reference.untrustworthy, "candidate": candidate.untrustworthy},
-            causes=causes,
+            looks=looks,
         )
 
     def _usable(self, recording: Recording, without: Collection[str]) -> dict[str, Array]:
@@ -272,29 +274,32 @@ class _Run:
             side.weigher = Weigher(self.model, specs, self.referee, unusable)
         return side.weigher
 
-    def _causes(
+    def _looks(
         self,
         side: _Side,
         tallies: Mapping[str, StepTally],
         stored: Mapping[str, Array],
         values: Mapping[str, Array],
         results: Mapping[str, Array],
-    ) -> dict[str, Cause]:
-        """What the error of each illegal step looks like; only the first few are looked at."""
+    ) -> dict[str, Look]:
+        """What the error of each illegal step looks like, and where it lies; only the first few are looked at."""
         declared = side.backend.legal_excess()
         wrong = [n for n, t in tallies.items() if not t.merged and not legal(self.graph, n, t, declared)]
         if not wrong:
             return {}
         from equivcheck.causes import Causes  # late: only where something is wrong
+        from equivcheck.where import where
 
         self.request.progress("what the error looks like")
         explainer = Causes(self.model, declared)
         found = {}
         for name in wrong[:_EXPLAINED]:
-            real = real_in_codes(self.graph, name, results[name])
-            cause = explainer.explain(name, stored[name], values, real.reshape(stored[name].shape))
-            if cause is not None:
-                found[name] = cause
+            codes, real = stored[name], real_in_codes(self.graph, name, results[name]).reshape(stored[name].shape)
+            limits = np.iinfo(self.graph.quantisation[name].dtype)
+            allowed = 0.5 + float(step_limit(self.graph, name, declared).limits(tallies[name].by_channel.size).max())
+            lies = where(codes - np.clip(real, limits.min, limits.max), allowed)
+            place = Place(kind=lies.kind, text=lies.sentence, share=lies.share)
+            found[name] = Look(explainer.explain(name, codes, values, real), place)
         return found
 
     def _accumulated(self, ref: Recording, cand: Recording) -> dict[str, Tally]:
@@ -330,7 +335,7 @@ class _Run:
         self,
         local: dict[Kind, Mapping[str, StepTally]],
         bounds: dict[Kind, Mapping[str, float]],
-        causes: dict[Kind, Mapping[str, Cause]],
+        looks: dict[Kind, Mapping[str, Look]],
         ref_values: Mapping[str, Array],
         reals: Mapping[str, Array],
     ) -> None:
@@ -346,13 +351,13 @@ class _Run:
                 self.second = SecondOpinion(self.candidate.backend, self.candidate.model, usable)
             got = self.second.run(ref_values)
             local["fed"], bounds["fed"] = weigher.weigh_against(reals, got, ref_values, self.plan.rows, declared)
-            causes["fed"] = self._causes(self.candidate, local["fed"], got, ref_values, reals)
+            looks["fed"] = self._looks(self.candidate, local["fed"], got, ref_values, reals)
             if self.stressed is None:
                 codes = random_codes(self.graph, ref_values)
                 reals, got = weigher.steps.evaluate(codes), self.second.run(codes)
                 self.stressed = weigher.weigh_against(reals, got, codes, self.plan.rows, declared)
                 local["stress"], bounds["stress"] = self.stressed
-                causes["stress"] = self._causes(self.candidate, local["stress"], got, codes, reals)
+                looks["stress"] = self._looks(self.candidate, local["stress"], got, codes, reals)
         except EngineError as error:
             if self.second is None or not self.second.failed:
                 self.notes.append(f"no second opinion: the candidate would not run the isolated model ({error})")

@@ -26,6 +26,7 @@ from equivcheck.result import (
     Local,
     Model,
     Named,
+    Place,
     Result,
     RunVerdict,
     SampleInfo,
@@ -49,11 +50,19 @@ _ON_GRID = 1e-3  # steps: a code times its scale, computed in float32, stays clo
 _FLOOR_EXCESS = 0.45  # truncation and floor land up to 1 LSB from the real value: an excess of nearly 1/2
 
 
+@dataclass(frozen=True)
+class Look:
+    """What an illegal step's error looks like: its cause, where one was confirmed, and where in the tensor it lies."""
+
+    cause: Cause | None
+    place: Place
+
+
 @dataclass(frozen=True, eq=False)
 class Evidence:
     """All that was measured on one sample. `local[kind][value]`, and for float values the a-priori bound beside it.
 
-    `untrustworthy` and `causes` are by kind and value too: why a dump is not what the engine computed with, and what an
+    `untrustworthy` and `looks` are by kind and value too: why a dump is not what the engine computed with, and what an
     illegal step's error looks like.
     """
 
@@ -62,7 +71,7 @@ class Evidence:
     local: Mapping[Kind, Mapping[str, StepTally]]
     bounds: Mapping[Kind, Mapping[str, float]]
     untrustworthy: Mapping[Kind, Mapping[str, str]] = field(default_factory=dict)
-    causes: Mapping[Kind, Mapping[str, Cause]] = field(default_factory=dict)
+    looks: Mapping[Kind, Mapping[str, Look]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -436,6 +445,7 @@ class _Judge:
 
     def _culprit(self, step: int, tensors: Sequence[Tensor]) -> Culprit:
         worst = max(tensors, key=lambda t: t.local.candidate.excess if t.local.candidate else 0.0)
+        look = self._look(worst.name, ("candidate", "fed", "stress"))
         return Culprit(
             step=step,
             steps=self._steps_of(worst.name, "candidate"),
@@ -445,13 +455,14 @@ class _Judge:
             local=worst.local,
             limit=worst.limit,
             reason=worst.reason,
-            cause=self._cause(worst.name, ("candidate", "fed", "stress")),
+            cause=look.cause if look else None,
+            place=look.place if look else None,
         )
 
-    def _cause(self, name: str, kinds: Sequence[Kind]) -> Cause | None:
-        """What the error at `name` looks like, by the first evidence that says so."""
-        found = (e.causes.get(kind, {}).get(name) for kind in kinds for e in self.case.evidence)
-        return next((cause for cause in found if cause is not None), None)
+    def _look(self, name: str, kinds: Sequence[Kind]) -> Look | None:
+        """What the error at `name` looks like: by the first evidence with a cause, else the first there is."""
+        found = [look for kind in kinds for e in self.case.evidence if (look := e.looks.get(kind, {}).get(name))]
+        return next((look for look in found if look.cause is not None), found[0] if found else None)
 
     def _steps_of(self, name: str, kind: Kind) -> list[int]:
         """Ids of the steps that were judged as one for `name`."""
@@ -466,6 +477,7 @@ class _Judge:
                 continue
             step = self.graph.step_of_value[name]
             metric = "excess" if self.local["reference"][name].half else "max_abs"
+            look = self._look(name, ("reference",))
             found.append(
                 Culprit(
                     step=step.id,
@@ -476,7 +488,8 @@ class _Judge:
                     local=self._local(name),
                     limit=Limit(metric=metric, rule=finding.rule, max=finding.limit),
                     reason=f"the reference is not the model here: {_held(finding, metric)}",
-                    cause=self._cause(name, ("reference",)),
+                    cause=look.cause if look else None,
+                    place=look.place if look else None,
                 )
             )
         return found

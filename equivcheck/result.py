@@ -218,7 +218,17 @@ class StepInfo(msgspec.Struct, frozen=True, kw_only=True):
     outputs: list[str]
 
 
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where in a tensor the illegal elements lie; `share` is theirs of all elements."""
+
+    kind: Literal["nowhere", "border", "corner", "stripe", "tile", "channel", "everywhere", "scattered"]
+    text: str
+    share: float
+
+
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    """What a culprit's error looks like. `explains`: of the illegal elements, how many a recomputation that way gives."""
+
     kind: str
     evidence: str
     explains: list[int]
@@ -236,6 +246,7 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True):
     limit: Limit | None
     reason: str
     cause: Cause | None = None
+    place: Place | None = None
 
 
 class SplitPoint(msgspec.Struct, frozen=True, kw_only=True):

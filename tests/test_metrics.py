@@ -1,29 +1,41 @@
-"""Metrics against exact arithmetic: Python's integers and fractions, one element at a time, and the shared cases."""
+"""Metrics against exact arithmetic: Python's integers and fractions, one element at a time."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
-import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from onnx import numpy_helper
 
-from equivcheck.metrics import BLOCK, LADDER, Grid, StepTally, step_tally, tally
+from equivcheck.metrics import BLOCK, LADDER, Grid, StepTally, Tally, blocks, step_tally, tally
 from equivcheck.result import Metrics
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "bool"]
 EXOTIC = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4"]
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
+
+
+@contextmanager
+def blocks_of(size: int) -> Iterator[None]:
+    """Blocks of a few elements, so that small arrays have many; equal pairs are told from unequal ones in all of them."""
+    with (
+        mock.patch.object(blocks, "BLOCK", size),
+        mock.patch.object(blocks, "_SMALL", 0),
+        mock.patch.object(blocks, "_FEW", 2),
+    ):
+        yield
 
 
 # -- the slow oracle ---------------------------------------------------------------------------------------------------
@@ -150,10 +162,11 @@ def pairs_of(draw, dtypes: list[str], **elements: Any) -> tuple[np.ndarray, np.n
 
 
 @settings(max_examples=80, deadline=None)
-@given(pairs_of(INTEGERS))
-def test_integers_are_measured_as_exact_arithmetic_does(pair: tuple[np.ndarray, np.ndarray]) -> None:
+@given(pairs_of(INTEGERS), st.sampled_from([3, 28, BLOCK]))
+def test_integers_are_measured_as_exact_arithmetic_does(pair: tuple[np.ndarray, np.ndarray], block: int) -> None:
     a, b = pair
-    got, wanted = tally(a, b).finish(), oracle(a, b)
+    with blocks_of(block):
+        got, wanted = tally(a, b).finish(), oracle(a, b)
     assert_same_figures(got, wanted, exactly=True)
     assert got.domain == "codes"
     assert got.max_lsb is None
@@ -164,12 +177,13 @@ def test_integers_are_measured_as_exact_arithmetic_does(pair: tuple[np.ndarray, 
 
 
 @settings(max_examples=80, deadline=None)
-@given(pairs_of(["float16", "float32"]))
+@given(pairs_of(["float16", "float32"]), st.sampled_from([3, 28, BLOCK]))
 def test_floats_are_measured_over_their_finite_pairs_and_the_rest_by_position(
-    pair: tuple[np.ndarray, np.ndarray],
+    pair: tuple[np.ndarray, np.ndarray], block: int
 ) -> None:
     a, b = pair
-    got = tally(a, b).finish()
+    with blocks_of(block):
+        got = tally(a, b).finish()
     assert_same_figures(got, oracle(a, b), exactly=False)
     assert got.nan == [int(np.isnan(a).sum()), int(np.isnan(b).sum())]
     assert got.inf == [int(np.isinf(a).sum()), int(np.isinf(b).sum())]
@@ -247,10 +261,11 @@ def test_arrays_of_different_shapes_are_refused_not_broadcast() -> None:
         tally(np.zeros((), np.float32), np.zeros(1, np.float32))
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int64", "float32"])
+@pytest.mark.parametrize("dtype", ["int8", "int64", "float32", ">f4", "bfloat16", "int4"])
 def test_an_empty_tensor_is_identical_and_says_that_it_is_empty(dtype: str) -> None:
     for shape in ((0,), (0, 4), (4, 0, 2)):
-        got = tally(np.zeros(shape, dtype), np.zeros(shape, dtype)).finish()
+        empty = np.zeros(shape, getattr(ml_dtypes, dtype, dtype))
+        got = tally(empty, empty.copy()).finish()
         assert (got.n, got.identical, got.max_abs, got.argmax, got.snr_note) == (0, True, None, None, "empty")
 
 
@@ -349,95 +364,222 @@ def test_complex_numbers_are_refused() -> None:
         tally(np.array([1 + 2j]), np.array([1 + 3j]))
 
 
-# -- the shared cases --------------------------------------------------------------------------------------------------
+# -- laws --------------------------------------------------------------------------------------------------------------
+
+EVERY = [*INTEGERS, "float16", "float32", "float64", ">i2", ">f4", ">i8", *EXOTIC]
 
 
-def _arrays(folder: Path, side: str) -> dict[str, np.ndarray]:
-    tensor = folder / f"{side}_t.pb"
-    if tensor.exists():
-        proto = onnx.TensorProto.FromString(tensor.read_bytes())
-        return {"t": numpy_helper.to_array(proto)}
-    path = folder / f"{side}.npz"
-    if not path.exists() and side == "ref":
-        path = folder / "expected.npz"
-    with np.load(path) as file:
-        return {key: file[key] for key in file.files}
+def of_dtype(name: str, values: np.ndarray) -> np.ndarray:
+    """Small integers as an array of any dtype, inside its range."""
+    dtype = np.dtype(getattr(ml_dtypes, name)) if name in EXOTIC else np.dtype(name)
+    low, high = {"bool": (0, 1), "int4": (-8, 7)}.get(name, (0 if "u" in name else -8, 15))
+    return np.clip(values, low, high).astype(np.int8).astype(dtype)
 
 
-def _fixed(value: Any) -> Any:
-    return {"inf": math.inf, "-inf": -math.inf}.get(value, value) if isinstance(value, str) else value
+def two(name: str, seed: int, shape: tuple[int, ...] = (3, 5, 40), share: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
+    """A pair that differs in a share of its elements."""
+    rng = np.random.default_rng(seed)
+    a = rng.integers(-8, 16, shape)
+    b = np.where(rng.random(shape) < share, rng.integers(-8, 16, shape), a)
+    return of_dtype(name, a), of_dtype(name, b)
 
 
-def test_the_shared_cases_have_the_figures_that_their_authors_computed(shared: Path) -> None:
-    checked = 0
-    problems = []
-    for folder in sorted((shared / "cases").glob("[mq]*")):
-        expect = json.loads((folder / "expect.json").read_text(encoding="utf-8"))["expect"]
-        if "metrics" not in expect or not list(folder.glob("cand*")):
-            continue
-        reference, candidate = _arrays(folder, "ref"), _arrays(folder, "cand")
-        for name, wanted in expect["metrics"].items():
-            if name not in reference or name not in candidate:
-                continue
-            a, b = reference[name], candidate[name]
-            if not wanted.get("comparable", True):
-                with pytest.raises(ValueError, match="shapes differ"):
-                    tally(a, b)
-                checked += 1
-                continue
-            if folder.name.startswith("m21"):
-                continue  # its squares overflow: test_doubles_whose_squares_overflow_...
-            if folder.name.startswith("m16"):
-                wanted.pop("snr_db")  # test_64_bit_values_that_differ_are_not_noted_as_equal
-            got = tally(a, b).finish()
-            problems += [f"{folder.name}/{name}: {p}" for p in _unlike(got, wanted, a.shape)]
-            checked += 1
-        quant = expect.get("quant")
-        if quant and "metrics_dequantized" in expect:
-            grid = Grid(np.array(quant["scale"]), np.array(quant["zero_point"]))
-            got, wanted = tally(reference["t"], candidate["t"], grid).finish(), expect["metrics_dequantized"]
-            assert got.cosine == pytest.approx(wanted["cosine"], abs=1e-9)
-            assert got.snr_db == pytest.approx(wanted["snr_db"], abs=1e-9)
-            assert (got.max_lsb or 0) * quant["scale"] == pytest.approx(wanted["max_abs"], rel=1e-9)
-    assert not problems
-    assert checked >= 30
+def assert_same(got: Tally, wanted: Tally, *but: str) -> None:
+    """All figures equal: counts and maxima exactly, sums to 1e-12 (here they are of small integers)."""
+    one, other = got.finish(), wanted.finish()
+    assert got.far == wanted.far
+    for name in set(Metrics.__struct_fields__) - set(but):
+        x, y = getattr(one, name), getattr(other, name)
+        assert x == (pytest.approx(y, rel=1e-12, abs=1e-15) if isinstance(y, float) else y), name
 
 
-def _unlike(got: Metrics, wanted: dict, shape: tuple[int, ...]) -> list[str]:
-    pairs = {
-        "n": got.n,
-        "n_mismatch": got.mismatched,
-        "max_abs": got.max_abs if got.n else 0.0,
-        "mean_abs": got.mean_abs,
-        "rmse": got.rmse,
-        "bias": got.bias,
-        "cosine": got.cosine,
-        "snr_db": got.snr_db if got.snr_note is None else {"equal": math.inf}.get(got.snr_note, -math.inf),
-        "nan_ref": got.nan[0],
-        "nan_cand": got.nan[1],
-        "inf_ref": got.inf[0],
-        "inf_cand": got.inf[1],
-        "nan_mismatch": got.nan_mismatch,
-        "inf_mismatch": got.inf_mismatch,
-        "argmax": None if got.argmax is None or not got.max_abs else int(np.ravel_multi_index(got.argmax, shape)),
+any_pair = st.tuples(st.sampled_from(EVERY), st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.01, 0.1, 1.0]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_pair, st.sampled_from([64, 100, 1000]))
+def test_small_blocks_are_the_whole(case: tuple[str, int, float], block: int) -> None:
+    name, seed, share = case
+    a, b = two(name, seed, share=share)
+    wanted = tally(a, b)
+    assert wanted.finish().max_abs == float(np.abs(b.astype(float) - a.astype(float)).max())
+    with blocks_of(block):
+        assert_same(tally(a, b), wanted)
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_pair, st.lists(st.integers(0, 600), max_size=4), st.booleans())
+def test_any_split_merged_in_any_grouping_is_the_whole(
+    case: tuple[str, int, float], cuts: list[int], right: bool
+) -> None:
+    name, seed, share = case
+    a, b = two(name, seed, (600,), share)
+    ends = [0, *sorted(cuts), 600]
+    with blocks_of(64):
+        parts = [tally(a[i:j], b[i:j]) for i, j in itertools.pairwise(ends)]
+        merged = parts[-1] if right else parts[0]
+        for part in reversed(parts[:-1]) if right else parts[1:]:
+            merged = part + merged if right else merged + part
+        assert_same(merged, tally(a, b), "argmax")  # an index inside its own part
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_pair)
+def test_swapping_sides_negates_the_bias_and_nothing_else(case: tuple[str, int, float]) -> None:
+    a, b = two(case[0], case[1], share=case[2])
+    got, swapped = tally(a, b), tally(b, a)
+    assert_same(swapped, got, "bias", "snr_db", "snr_note")  # SNR is against the reference
+    assert swapped.finish().bias == -(got.finish().bias or 0.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_pair)
+def test_the_order_of_elements_moves_only_the_place_of_the_worst(case: tuple[str, int, float]) -> None:
+    a, b = two(case[0], case[1], share=case[2])
+    order = np.random.default_rng(case[1]).permutation(a.size)
+    shuffled = [x.ravel()[order].reshape(x.shape) for x in (a, b)]
+    assert_same(tally(*shuffled), tally(a, b), "argmax", "worst_channel")
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_pair, st.integers(-100, 100))
+def test_a_constant_on_both_integer_sides_cancels(case: tuple[str, int, float], constant: int) -> None:
+    a, b = (x.astype(np.int64) for x in two("int8", case[1], share=case[2]))
+    for dtype in ("int8", "int16", "int32", "int64"):
+        moved = [(x + constant).astype(dtype) for x in (a, b)]
+        assert_same(tally(*moved), tally(a, b), "cosine", "snr_db", "snr_note")
+
+
+@settings(max_examples=60, deadline=None)
+@given(any_pair, st.integers(-100, 100))
+def test_a_power_of_two_scales_the_differences_and_leaves_cosine_and_snr(case: tuple, exponent: int) -> None:
+    a, b = two("float32", case[1], share=case[2])
+    factor = np.float32(2.0**exponent)
+    got, wanted = tally(a * factor, b * factor).finish(), tally(a, b).finish()
+    for name in ("max_abs", "mean_abs", "rmse", "bias"):
+        assert getattr(got, name) == getattr(wanted, name) * float(factor), name
+    assert (got.argmax, got.mismatched, got.snr_note) == (wanted.argmax, wanted.mismatched, wanted.snr_note)
+    for name in ("cosine", "snr_db"):
+        value = getattr(wanted, name)
+        assert getattr(got, name) == (None if value is None else pytest.approx(value, rel=1e-12)), name
+
+
+LAYOUTS = {
+    "column order": np.asfortranarray,
+    "every second": lambda x: np.repeat(x, 2, axis=-1)[..., ::2],
+    "reversed": lambda x: x[::-1].copy()[::-1],
+    "channels last": lambda x: np.moveaxis(np.moveaxis(x, 1, -1).copy(), -1, 1),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", EVERY)
+def test_layouts_do_not_matter(name: str, layout: str) -> None:
+    a, b = two(name, 7)
+    wanted = tally(a, b)
+    for block in (7, 64, BLOCK):
+        with blocks_of(max(block, 64) if block != 7 else 28):
+            assert_same(tally(a, LAYOUTS[layout](b)), wanted)
+            assert_same(tally(LAYOUTS[layout](a), LAYOUTS[layout](b)), wanted)
+
+
+@pytest.mark.parametrize("name", ["int16", "int64", "float32", "float64"])
+def test_byte_orders_do_not_matter(name: str) -> None:
+    a, b = two(name, 8)
+    swapped = b.astype(b.dtype.newbyteorder(">"))
+    assert_same(tally(a, swapped), tally(a, b))
+
+
+@pytest.mark.parametrize("name", ["uint8", "float32"])
+def test_a_mapped_file_is_measured_where_it_lies_also_at_an_odd_offset(name: str, tmp_path: Path) -> None:
+    a, b = two(name, 9)
+    (tmp_path / "b.raw").write_bytes(b"\0\0\0" + b.tobytes())
+    mapped = np.memmap(tmp_path / "b.raw", b.dtype, "r", offset=3, shape=b.shape)
+    with blocks_of(64):
+        assert_same(tally(a, mapped), tally(a, b))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "strided"])
+def test_memory_does_not_grow_with_the_tensor(layout: str) -> None:
+    """A tensor of 64 blocks takes no more memory than the scratch of some blocks, in every dtype."""
+    size = 64 * BLOCK
+    for name in ("int8", "float16", "float64", "int64", "bfloat16"):
+        whole = np.zeros((1, 1, 2 * size), np.dtype(getattr(ml_dtypes, name, name)))
+        a = whole[..., :size] if layout == "contiguous" else whole[..., ::2]
+        b = a.copy()
+        b[..., -1], b[..., : BLOCK // 2] = 1, 1
+        tracemalloc.start()
+        tally(a, b)
+        step_tally(b, a, None, None)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 12 * 8 * BLOCK, name  # of 64 * BLOCK elements; a float64 copy of one side would be 64 * 8 * BLOCK
+
+
+@pytest.mark.parametrize("name", ["int8", "uint8"])
+def test_bytes_are_summed_exactly_at_their_extremes(name: str) -> None:
+    low, high = np.iinfo(name).min, np.iinfo(name).max
+    n = 3 * BLOCK + 5
+    for zero in (0, low, high):
+        got = tally(np.full(n, low, name), np.full(n, high, name), Grid(np.array(1.0), np.array(zero)))
+        assert (got.ref_sq, got.cand_sq) == (n * (low - zero) ** 2, n * (high - zero) ** 2)
+        assert (got.dot, got.err_sq) == (n * (low - zero) * (high - zero), n * 255**2)
+        assert (got.sum_abs, got.sum_sq, got.sum_d) == (n * 255, n * 255**2, n * 255)
+
+
+def test_64_bit_differences_are_exact_up_to_the_whole_range() -> None:
+    wide, signed = np.array([0, 5], np.uint64), np.array([-(2**63), 5], np.int64)
+    assert tally(wide, np.array([2**64 - 1, 5], np.uint64)).max_abs == 2**64 - 1
+    assert tally(signed, np.array([2**63 - 1, 5], np.int64)).max_abs == 2**64 - 1
+    assert tally(signed, np.array([2**64 - 1, 5], np.uint64)).max_abs == 2**64 + 2**63 - 1  # no integer type holds both
+    assert tally(signed, np.array([1, 5], np.int8)).max_abs == 2**63 + 1
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["float32", "float64"]), st.booleans())
+def test_float_sums_keep_their_stated_bound(seed: int, name: str, wild: bool) -> None:
+    rng = np.random.default_rng(seed)
+    n = 5003
+    a = (rng.normal(size=n) * (10.0 ** rng.uniform(-8, 8, n) if wild else 1.0)).astype(name)
+    b = (a * (1 + rng.normal(0, 1e-3, n))).astype(name)
+    with blocks_of(2048):
+        got = tally(a, b)
+    u, k = Fraction(1, 2**53), 1100 + 3
+    gamma = k * u / (1 - k * u)
+    x, y = [Fraction(float(v)) for v in a], [Fraction(float(v)) for v in b]
+    terms = {
+        "sum_d": [q - p for p, q in zip(x, y, strict=True)],
+        "sum_abs": [abs(q - p) for p, q in zip(x, y, strict=True)],
+        "sum_sq": [(q - p) ** 2 for p, q in zip(x, y, strict=True)],
+        "dot": [p * q for p, q in zip(x, y, strict=True)],
+        "ref_sq": [p * p for p in x],
+        "cand_sq": [q * q for q in y],
     }
-    found = []
-    for key, value in pairs.items():
-        if key not in wanted or (key == "argmax" and value is None):
-            continue
-        want = _fixed(wanted[key])
-        if key == "snr_db" and got.n and not any((got.mismatched, want != math.inf)):
-            continue
-        if value is None or want is None:
-            same = value is None and want is None
-        else:
-            same = value == want or math.isclose(value, want, rel_tol=1e-9, abs_tol=1e-9)
-        if not same:
-            found.append(f"{key} {value!r}, the case says {want!r}")
-    return found
+    for field, values in terms.items():
+        found = Fraction(*getattr(got, field).as_integer_ratio())
+        assert abs(found - sum(values)) <= gamma * sum(abs(v) for v in values), field
+
+
+def test_of_equal_differences_the_first_is_named() -> None:
+    a = np.zeros((2, 3, 8 * BLOCK), np.int8)
+    b = a.copy()
+    b[0, 2, 5], b[0, 1, 0], b[1, 0, 1] = 3, -3, 3  # few in one block, and ...
+    b[1, 1, :BLOCK] = 3  # ... a block of them
+    got = tally(a, b).finish()
+    assert (got.argmax, got.worst_channel and got.worst_channel.index) == ([0, 1, 0], 1)
 
 
 # -- a value against the real value of its step ------------------------------------------------------------------------
+
+
+def live_channels(codes, bounds) -> list[bool]:
+    """Channels with any code inside the range; all, where there is none."""
+    if bounds is None:
+        return [True] * (codes.shape[1] if codes.ndim > 1 and codes.size else 1)
+    inside = (codes != bounds[0]) & (codes != bounds[1])
+    if codes.ndim < 2 or codes.size == 0:
+        return [bool(inside.any())]
+    return inside.any(axis=tuple(k for k in range(codes.ndim) if k != 1)).tolist()
 
 
 def direct(codes, real, scale, zero, bounds) -> dict[str, Any]:
@@ -454,6 +596,7 @@ def direct(codes, real, scale, zero, bounds) -> dict[str, Any]:
         "off": int((flat > 0.5).sum()),
         "by_channel": moved.max(axis=1, initial=0.0),
         "worst": {np.unravel_index(int(k), codes.shape) for k in np.flatnonzero(flat == flat.max(initial=0.0))},
+        "live": live_channels(codes, bounds),
         "saturated": 0 if bounds is None else int(((codes == bounds[0]) | (codes == bounds[1])).sum()),
         "bias": float((codes.astype(float) - np.rint(wanted)).mean()) if codes.size else 0.0,
         "max_lsb": float(np.abs(codes.astype(float) - np.rint(wanted)).max(initial=0.0)),
@@ -466,8 +609,11 @@ def direct(codes, real, scale, zero, bounds) -> dict[str, Any]:
     st.booleans(),
     st.booleans(),
     st.integers(0, 2**32 - 1),
+    st.sampled_from([1, 2, 3, 5, BLOCK]),
 )
-def test_a_step_is_measured_as_the_definition_says(shape, per_channel: bool, clipped: bool, seed: int) -> None:
+def test_a_step_is_measured_as_the_definition_says(
+    shape, per_channel: bool, clipped: bool, seed: int, block: int
+) -> None:
     rng = np.random.default_rng(seed)
     per_channel = per_channel and len(shape) > 1 and shape[1] > 1
     column = (1, shape[1], *[1] * (len(shape) - 2)) if len(shape) > 1 else ()
@@ -476,8 +622,12 @@ def test_a_step_is_measured_as_the_definition_says(shape, per_channel: bool, cli
     codes = rng.integers(-128, 128, shape).astype(np.int8)
     real = (codes - zero) * scale + rng.normal(0, 1.0, shape) * scale
     bounds = (-128.0, 127.0) if clipped else None
-    got, wanted = step_tally(codes, real, Grid(scale, zero), bounds), direct(codes, real, scale, zero, bounds)
+    with blocks_of(block):
+        got, wanted = step_tally(codes, real, Grid(scale, zero), bounds), direct(codes, real, scale, zero, bounds)
+        mixed = step_tally(np.asfortranarray(codes), real[::-1].copy()[::-1], Grid(scale, zero), bounds)
     error = got.finish()
+    assert mixed.finish() == error
+    assert got.live.tolist() == wanted["live"]
     assert error.n == codes.size
     assert error.excess == pytest.approx(wanted["excess"], abs=1e-9)
     assert error.off == wanted["off"]
@@ -517,6 +667,13 @@ def test_codes_at_a_relu_count_as_saturated() -> None:
     codes = np.array([[-5, -5, 7]], np.int8)
     grid = Grid(np.array(1.0), np.array(-5))
     error = step_tally(codes, np.array([[0.0, 0.0, 12.0]]), grid, (-128.0, 127.0), clamped_at=(-5.0,))
+    assert error.finish().saturated_share == pytest.approx(2 / 3)
+
+
+def test_a_stop_that_the_codes_cannot_hold_stops_none() -> None:
+    codes = np.array([[0, 255, 7]], np.uint8)
+    grid = Grid(np.array(1.0), np.array(0))
+    error = step_tally(codes, codes * 1.0, grid, (0.0, 255.0), clamped_at=(-5.0, 300.0, 0.5))
     assert error.finish().saturated_share == pytest.approx(2 / 3)
 
 
@@ -598,8 +755,8 @@ def test_merged_step_tallies_keep_the_worst_sample_and_add_the_counts() -> None:
 
 
 def test_an_empty_step_is_measured_without_a_worst_element() -> None:
-    for shape in ((0,), (0, 4), (4, 0, 3)):
-        error = step_tally(np.zeros(shape, np.int8), np.zeros(shape), None, (-128.0, 127.0)).finish()
+    for shape, dtype in (((0,), "int8"), ((0, 4), ">i2"), ((4, 0, 3), "int8")):
+        error = step_tally(np.zeros(shape, dtype), np.zeros(shape), None, (-128.0, 127.0)).finish()
         assert (error.n, error.excess, error.worst, error.code) == (0, 0.0, [], None)
 
 

@@ -128,7 +128,9 @@ def _evidence(culprit: Culprit, tensor: Tensor, error: StepError, kind: str) -> 
     lines = [f"      off in {share}{where}, bias {error.bias_lsb:+.3f} LSB"]
     if error.code is not None and error.real is not None:
         lines.append(f"      worst   {error.worst}   candidate {error.code:g}   exact arithmetic {error.real:.4g}")
-    if error.worst_channel is not None and 1 < tensor.channels < error.n:
+    if culprit.place is not None and culprit.place.kind not in ("everywhere", "scattered"):
+        lines.append(f"      where   {culprit.place.text}")
+    elif error.worst_channel is not None and 1 < tensor.channels < error.n:
         lines.append(f"      channel {error.worst_channel.index} of {tensor.channels} is the worst")
     reference = tensor.local.reference
     if reference is not None and tensor.candidate.scale is not None:
