@@ -7,9 +7,10 @@ neither numpy nor an engine is loaded before a name is used, because the pytest 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as type checkers know it; `typing` itself would be most of what this import costs
 if TYPE_CHECKING:
+    from typing import Any
+
     from equivcheck.check import assert_equivalent, diff
     from equivcheck.errors import EquivcheckError, Inconclusive
     from equivcheck.parts import split

@@ -17,7 +17,7 @@ from equivcheck.backends.registry import backend as find_backend
 from equivcheck.errors import EngineError, Inconclusive, ModelError
 from equivcheck.inputs import Sample, samples_from_python
 from equivcheck.judge import Case, Evidence, Kind, Look, SideEvidence, judge, legal, step_limit
-from equivcheck.metrics import StepTally, Tally, tally
+from equivcheck.metrics import StepTally, Tally, is_coded, tally
 from equivcheck.models.graph import Array, Graph
 from equivcheck.models.onnx.isolate import real_in_codes
 from equivcheck.models.onnx.load import OnnxModel, load_model
@@ -39,6 +39,8 @@ from equivcheck.recording import Recording
 from equivcheck.referee import ExactReferee
 from equivcheck.result import Place, Result
 from equivcheck.structure import NOT_NUMBERS, Structure
+from equivcheck.task import TaskTally
+from equivcheck.thresholds import closeness
 from equivcheck.tolerance import Tolerance, load_tolerance
 from equivcheck.truth import specs_of
 from equivcheck.weigh import Weighed, Weigher, grid_of
@@ -158,6 +160,7 @@ class _Run:
         self.candidate = self._side("candidate", request.candidate, candidate_model)
         self.structure = Structure(self.graph, self.plan.rows)
         self.notes: list[str] = list(request.notes)
+        self.task = TaskTally()
         self.referee = ExactReferee(self.graph)
         self.second: SecondOpinion | None = None
         self.stressed: tuple[dict[str, StepTally], dict[str, float]] | None = None
@@ -196,11 +199,26 @@ class _Run:
             return None
         ref, cand = self.structure.in_model_codes(ref), self.structure.in_model_codes(cand)
         self.structure.check(ref, cand)
+        self._add_task(sample.id, ref, cand)
         try:
             return self._measure(sample, ref, cand)
         except EngineError as error:
             self.candidate.broke = f"its values could not be weighed: {error}"
             return None
+
+    def _add_task(self, sample: str, ref: Recording, cand: Recording) -> None:
+        """What the difference at the outputs means: of the untouched outputs, or of what was stored of them."""
+        pairs: dict[str, tuple[Array, Array]] = {}
+        steps: dict[str, float] = {}
+        for name in self.graph.outputs:
+            stored = self.graph.store(name)
+            quantisation = None if stored is None else self.graph.quantisation.get(stored)
+            a, b = _output(self.graph, ref, name, stored), _output(self.graph, cand, name, stored)
+            if a is not None and b is not None and a.shape == b.shape:
+                pairs[name] = a, b
+                if quantisation is not None and quantisation.scale.size == 1:
+                    steps[name] = float(quantisation.scale.ravel()[0])
+        self.task.add(pairs, steps, sample)
 
     def _keep(self) -> None:
         """Move what was recorded to its place; a run that broke leaves it beside, to go on from."""
@@ -321,7 +339,7 @@ class _Run:
             differs = name in structure.parameters_differ and other is not None
             step = self.graph.step_of_value[name]
             given = self.request.tolerance.given(name, self.graph.nodes[step.main].op_type, str(a.dtype), "accumulated")
-            close = (given.get("atol", 0.0), given.get("rtol", 0.0)) if "atol" in given or "rtol" in given else None
+            close = closeness(self.request.tolerance, given, coded=is_coded(a.dtype))
             found[name] = tally(a, b, grid, grid_of(other, a.ndim) if differs and other is not None else None, close)
         return found
 
@@ -380,7 +398,22 @@ class _Run:
             notes=self.notes,
             again=request.again,
             versions=versions(),
+            task=self.task.finish(),
         )
+
+
+def _output(graph: Graph, recording: Recording, name: str, stored: str | None) -> Array | None:
+    """A graph output in real values, as one side gave it; None where it has no numbers for it."""
+    array = recording.outputs.get(name)
+    if array is None and stored is not None:
+        array = recording.values.get(stored)
+    if not isinstance(array, np.ndarray) or array.dtype.kind in NOT_NUMBERS:
+        return None
+    quantisation = graph.quantisation.get(stored or name)
+    if quantisation is None or array.dtype.kind not in "iu":
+        return array
+    scale, zero = quantisation.along(array.ndim)
+    return np.asarray((array.astype(np.float64) - zero) * scale)
 
 
 def _evidence(side: _Side, *, unreadable: bool = False) -> SideEvidence:

@@ -38,6 +38,7 @@ from equivcheck.result import (
     ValueInfo,
 )
 from equivcheck.structure import Structure
+from equivcheck.task_figures import TaskFigures
 from equivcheck.thresholds import Held, by_preset, by_rules, figures
 from equivcheck.tolerance import Excess, Tolerance, legal_excess
 
@@ -102,6 +103,7 @@ class Case:
     notes: Sequence[str]
     again: str
     versions: Mapping[str, str]
+    task: Sequence[TaskFigures] = ()
 
 
 def judge(case: Case) -> Result:
@@ -427,6 +429,7 @@ class _Judge:
             tolerance=case.tolerance.source,
             again=case.again,
             versions=dict(case.versions),
+            task=list(case.task),
         )
 
     def culprits(self, rows: Iterable[Tensor]) -> list[Culprit]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
+import onnx
 
 from equivcheck.backends.base import Backend, Runner
 from equivcheck.models.graph import Array, Graph
@@ -24,6 +26,7 @@ class SecondOpinion:
         self.isolated = isolate(model, known, form="dequantised")
         self.failed = False
         self.runner: Runner = backend.deploy(self.isolated.proto)
+        self.isolated = replace(self.isolated, proto=onnx.ModelProto())  # the runner has its own copy
 
     def run(self, values: Mapping[str, Array]) -> dict[str, Array]:
         """Return codes (or floats, where not quantised) of every stored value it makes."""

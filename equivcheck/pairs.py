@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from equivcheck.metrics import Grid, Tally, tally
+from equivcheck.metrics import Grid, Tally, is_coded, tally
 from equivcheck.models.graph import Array, Quantisation
 from equivcheck.recorder import Progress, value_info, versions
 from equivcheck.recording import Parameters, Recording
@@ -29,7 +29,7 @@ from equivcheck.result import (
 )
 from equivcheck.structure import NOT_NUMBERS, layout_hint
 from equivcheck.tape import Tape, paired
-from equivcheck.thresholds import Held, by_preset, by_rules
+from equivcheck.thresholds import CLOSE, Held, by_preset, by_rules, closeness
 from equivcheck.tolerance import Tolerance
 
 _NOTHING = ValueInfo(dtype=None, shape=None)
@@ -77,8 +77,7 @@ class _Row:
         elif a is not None and b is not None:
             self.incomparable = self.incomparable or _not_comparable(a, b, own, theirs)
             if self.incomparable is None:
-                given = self._given(tolerance)
-                close = (given.get("atol", 0.0), given.get("rtol", 0.0)) if "atol" in given or "rtol" in given else None
+                close = closeness(tolerance, self._given(tolerance), coded=is_coded(a.dtype) and is_coded(b.dtype))
                 self.tallies[sample] = _tally(a, b, own, theirs, close)
 
     def _given(self, tolerance: Tolerance) -> dict[str, float]:
@@ -161,7 +160,7 @@ def _tally(
         return tally(a, b, grid, None, close)
     if a.dtype == b.dtype and _quantisation(own).same_as(_quantisation(theirs)):
         return tally(a, b, _grid(own, a.ndim), None, close)
-    return tally(_real(a, own), _real(b, theirs), None, None, close)
+    return tally(_real(a, own), _real(b, theirs), None, None, CLOSE if close == (0.0, 0.0) else close)
 
 
 def _quantisation(parameters: Parameters) -> Quantisation:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -77,17 +77,29 @@ _SUMS = frozenset(
 def _linear_bound(graph: Graph, node: Node, values: Mapping[str, Array], growth: Callable[[int], float]) -> float:
     """growth(K+3) * (max |a| * max_channel sum |w| + max |bias|), in real units."""
     a = _magnitude(graph, node.inputs[0], values)
-    weights = _constant(graph, node.inputs[1])
-    if weights is not None:
-        axis = _output_axis(node, weights.ndim)
-        by_channel = np.moveaxis(np.abs(weights), axis, 0).reshape(weights.shape[axis], -1)
-        terms, sum_w = by_channel.shape[1], float(by_channel.sum(axis=1, dtype=np.float64).max(initial=0.0))
-        bias = _constant(graph, node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
-        extra = 0.0 if bias is None else float(np.max(np.abs(bias), initial=0.0))
-        return growth(terms + 3) * (a * sum_w + extra)
+    sizes = _weight_sizes(graph, node)
+    if sizes is not None:
+        terms, sum_w, bias = sizes
+        return growth(terms + 3) * (a * sum_w + bias)
     other = graph.alias_of.get(node.inputs[1], node.inputs[1])
     terms = values[other].shape[-2] if other in values and values[other].ndim > 1 else 1 << 12
     return growth(terms + 3) * a * _magnitude(graph, node.inputs[1], values) * terms
+
+
+@lru_cache(maxsize=4096)
+def _weight_sizes(graph: Graph, node: Node) -> tuple[int, float, float] | None:
+    """(terms of a sum, the largest sum of |w| over channels, the largest |bias|) of a linear node with constant weights."""
+    weights = _constant(graph, node.inputs[1])
+    if weights is None:
+        return None
+    axis = _output_axis(node, weights.ndim)
+    by_channel = np.moveaxis(np.abs(weights), axis, 0).reshape(weights.shape[axis], -1)
+    bias = _constant(graph, node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
+    return (
+        by_channel.shape[1],
+        float(by_channel.sum(axis=1, dtype=np.float64).max(initial=0.0)),
+        0.0 if bias is None else float(np.max(np.abs(bias), initial=0.0)),
+    )
 
 
 def _output_axis(node: Node, ndim: int) -> int:
@@ -143,11 +155,10 @@ class ExactReferee:
     def _program(self) -> Any:
         from equivcheck.vnpu.profiles import load_profile
         from equivcheck.vnpu.program import compile_program
-        from equivcheck.vnpu.targets import load_target
+        from equivcheck.vnpu.targets import Target
 
-        return compile_program(
-            self.graph, profile=load_profile("exact"), target=load_target("all"), fallback=_no_fallback
-        )
+        nothing = Target("nothing", "kernels are made when a step is asked for, not before", everything=False)
+        return compile_program(self.graph, profile=load_profile("exact"), target=nothing, fallback=_no_fallback)
 
     def real(self, step: Step, values: Mapping[str, Array]) -> dict[str, Array] | None:
         """Return the real value in codes (float64, unrounded, unclipped) of each output, or None where it cannot."""

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from equivcheck.task_figures import TaskFigures
+
 SCHEMA = "equivcheck/1"
 RunVerdict = Literal["equivalent", "different", "inconclusive"]
 TensorVerdict = Literal["identical", "equivalent", "different", "incomparable", "unjudged"]
@@ -293,7 +295,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     tolerance: str
     again: str
     versions: dict[str, str]
-    task: dict[str, Any] | None = None
+    task: list[TaskFigures] = []
 
     @property
     def equivalent(self) -> bool:

@@ -8,7 +8,17 @@ from equivcheck.metrics import Tally
 from equivcheck.result import Limit, TensorVerdict
 from equivcheck.tolerance import LOWER_BOUNDS, Tolerance
 
+CLOSE = (1e-3, 1e-3)  # of the preset, for floats; integers must be equal
 Held = tuple[TensorVerdict, str, Limit | None]
+
+
+def closeness(tolerance: Tolerance, given: Mapping[str, float], *, coded: bool) -> tuple[float, float] | None:
+    """(atol, rtol) that a tensor's elements are held to, by the rules `given` or the preset; None where by neither."""
+    if "atol" in given or "rtol" in given:
+        return given.get("atol", 0.0), given.get("rtol", 0.0)
+    if tolerance.preset != "close":
+        return None
+    return (0.0, 0.0) if coded else CLOSE
 
 
 def figures(tally: Tally) -> dict[str, float | None]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
+import onnx
 
 from equivcheck.engines.ort import OrtEngine
 from equivcheck.errors import EngineRefused
@@ -51,6 +53,7 @@ class StepResults:
                 if self._engine is None:
                     self._engine = OrtEngine()
                     self._engine.load(self.isolated.proto.SerializeToString(), _PLAIN)
+                    self.isolated = replace(self.isolated, proto=onnx.ModelProto())  # the engine has its own copy
                 got = self._engine.run(self.isolated.feed(values))
             except Exception as error:  # onnxruntime raises its own classes, RuntimeError and ValueError
                 words = " ".join(str(error).split())[:400]

@@ -295,7 +295,8 @@ def test_a_block_boundary_hides_nothing() -> None:
 def test_far_counts_what_lies_beyond_atol_plus_rtol_of_the_reference() -> None:
     a = np.array([0.0, 1.0, 100.0, np.nan, np.inf, np.inf], np.float64)
     b = np.array([0.0011, 1.0019, 100.2, np.nan, np.inf, -np.inf], np.float64)
-    assert tally(a, b).far == 3  # 0.0011 > 0.001; 0.0019 < 0.002; 0.2 > 0.101; the two infinities
+    assert tally(a, b).far == 0
+    assert tally(a, b, close=(1e-3, 1e-3)).far == 3  # 0.0011 > 0.001; 0.0019 < 0.002; 0.2 > 0.101; the two infinities
     assert tally(a, b, close=(1.0, 0.0)).far == 1
 
 

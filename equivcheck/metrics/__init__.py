@@ -8,8 +8,8 @@ and Inf are counted apart, by position. The definitions stand beside the fields 
 """
 
 from equivcheck.metrics.blocks import BLOCK, Array, Grid
-from equivcheck.metrics.pairs import tally
+from equivcheck.metrics.pairs import is_coded, tally
 from equivcheck.metrics.steps import INFINITE, StepTally, step_tally
 from equivcheck.metrics.tally import LADDER, Tally
 
-__all__ = ["BLOCK", "INFINITE", "LADDER", "Array", "Grid", "StepTally", "Tally", "step_tally", "tally"]
+__all__ = ["BLOCK", "INFINITE", "LADDER", "Array", "Grid", "StepTally", "Tally", "is_coded", "step_tally", "tally"]

@@ -10,9 +10,9 @@ import numpy as np
 from equivcheck.metrics.blocks import Array, Grid, Scratch, count_above, dot, total, unequal, walk
 from equivcheck.metrics.tally import LADDER, Tally, rungs
 
-_CLOSE = (1e-3, 1e-3)
 _SMALLEST = 1e-290  # below, sums of squares have lost digits to underflow
 _WAITING = 4  # unequal pairs wait until they fill a quarter of the scratch; a block's own still fit then
+_ALIKE = 16.0  # squared norms that differ by less: their products follow from the squares
 _SHIFT = 128  # turns uint8 codes into int8 ones
 
 
@@ -27,7 +27,7 @@ def tally(
 
     `grid` is the reference's quantisation (None: stored as it is); `candidate_grid` the candidate's, where it differs.
     Cosine and SNR are of real values where a grid is given. `far` counts elements beyond atol + rtol * |reference| of
-    `close`, in stored units (None: unequal integers, floats beyond 1e-3 + 1e-3 |reference|). Raises ValueError when the
+    `close`, in stored units (None: not counted). Raises ValueError when the
     shapes differ, and for complex numbers.
 
     Counts are exact, and so is `max_abs` of integers (of 64 bits, too). Sums over int8 and uint8 pairs with one grid are
@@ -60,17 +60,18 @@ def _domain(
     close: tuple[float, float] | None,
 ) -> _Sums:
     """The class that computes pairs of these dtypes."""
-    coded = [_is_coded(array.dtype) for array in (reference, candidate)]
+    coded = [is_coded(array.dtype) for array in (reference, candidate)]
     if not all(coded):
         grids = [side if own else None for side, own in zip((grid, candidate_grid or grid), coded)]
-        return _Floats(reference.shape, grids, close or _CLOSE)
+        return _Floats(reference.shape, grids, close)
     same = grid is None or candidate_grid is None or candidate_grid is grid
     if same and reference.dtype == candidate.dtype and reference.itemsize == 1 and (grid is None or grid.uniform):
-        return _Bytes(reference.shape, grid, close or (0.0, 0.0))
-    return _Codes(reference.shape, [grid, grid if same else candidate_grid], close or (0.0, 0.0))
+        return _Bytes(reference.shape, grid, close)
+    return _Codes(reference.shape, [grid, grid if same else candidate_grid], close)
 
 
-def _is_coded(dtype: np.dtype[Any]) -> bool:
+def is_coded(dtype: np.dtype[Any]) -> bool:
+    """Whether arrays of this type are compared as integers: integers of any width, and bool."""
     return dtype.kind in "iub" or (dtype.isbuiltin == 2 and "int" in dtype.name)
 
 
@@ -80,7 +81,7 @@ class _Sums:
     `parameters` walk along with the arrays: nothing, or scale and zero of the reference, then of the candidate.
     """
 
-    def __init__(self, shape: tuple[int, ...], grids: list[Grid | None], close: tuple[float, float]) -> None:
+    def __init__(self, shape: tuple[int, ...], grids: list[Grid | None], close: tuple[float, float] | None) -> None:
         self.parameters: list[Array] = []
         if any(grids):
             one, none = np.ones(()), np.zeros(())
@@ -148,7 +149,9 @@ class _Sums:
         return sum(counts)
 
     def count_far(self, distance: Array, peak: Any, reference: Array) -> None:
-        """Count the differences beyond atol + rtol |reference|."""
+        """Count the differences beyond atol + rtol |reference|, where that is asked for."""
+        if self.close is None:
+            return
         atol, rtol = self.close
         if (atol, rtol) == (0.0, 0.0):
             self.far = self.mismatched
@@ -179,7 +182,7 @@ class _Bytes(_Sums):
     scale, are worked in at the end.
     """
 
-    def __init__(self, shape: tuple[int, ...], grid: Grid | None, close: tuple[float, float]) -> None:
+    def __init__(self, shape: tuple[int, ...], grid: Grid | None, close: tuple[float, float] | None) -> None:
         super().__init__(shape, [None, None], close)
         self.grid = grid
         self.shift = 0
@@ -290,7 +293,7 @@ def _difference(a: Array, b: Array) -> tuple[Array, Array]:
 class _Floats(_Sums):
     """Floats in float64, and in extended precision where that overflows or underflows; NaN and Inf are counted apart."""
 
-    def __init__(self, shape: tuple[int, ...], grids: list[Grid | None], close: tuple[float, float]) -> None:
+    def __init__(self, shape: tuple[int, ...], grids: list[Grid | None], close: tuple[float, float] | None) -> None:
         super().__init__(shape, grids, close)
         self.nan, self.inf = [0, 0], [0, 0]
         self.nan_mismatch = self.inf_mismatch = self.apart = 0
@@ -332,7 +335,7 @@ class _Floats(_Sums):
         self.nan_mismatch += nan_mismatch
         self.inf_mismatch += inf_mismatch
         self.mismatched += nan_mismatch + inf_mismatch
-        self.far += nan_mismatch + inf_mismatch
+        self.far += nan_mismatch + inf_mismatch if self.close is not None else 0
         self.apart += x.size - int(np.count_nonzero(finite))
         x[~finite] = 0.0
         y[~finite] = 0.0
@@ -340,13 +343,17 @@ class _Floats(_Sums):
     def _measure(self, x: Array, y: Array) -> tuple[Any, int] | None:
         """Add pairs of float64, or None where a sum does not fit; of np.longdouble in any case. Overwrites `y`."""
         must_fit = x.dtype == np.float64
-        both, ref_sq, cand_sq = dot(x, y), dot(x, x), dot(y, y)
+        ref_sq, cand_sq = dot(x, x), dot(y, y)
         if must_fit and not (_sound(ref_sq, x) and _sound(cand_sq, y)):
             return None
+        alike = _ALIKE * ref_sq >= cand_sq >= ref_sq / _ALIKE
+        both = None if alike else dot(x, y)
         d = np.subtract(y, x, out=y)
         err_sq = dot(d, d)
         if must_fit and not _sound(err_sq, d):
             return None
+        if both is None:  # 2 a b = a^2 + b^2 - (b - a)^2: a pass less, and no digit lost while the norms are alike
+            both = (ref_sq + cand_sq - err_sq) / 2
         self.dot += both
         self.ref_sq += ref_sq
         self.cand_sq += cand_sq

@@ -12,6 +12,7 @@ from equivcheck.result import Culprit, Result, Side, StepError, Tensor
 _SHOWN_POINTS = 4
 _SHOWN_CULPRITS = 3
 _SHOWN_TENSORS = 8
+_SHOWN_TASKS = 3
 _NAME_WIDTH = 26
 _LABEL_WIDTH = 11
 _QUANTISER_SUFFIXES = (
@@ -348,11 +349,19 @@ def _remarks(result: Result) -> list[str]:
             "absent",
             f"{len(absent)} values the candidate does not store, e.g. {_short(absent[0].name)}: {absent[0].reason}",
         )
+    lines += _task(result)
     for note in result.notes:
         lines += _field("note", note)
     lsb = "LSB = one quantisation step of that tensor; " if result.model.path else ""
     legend = f"{lsb}limits: {result.tolerance}"
     return [*lines, f"  {legend}"]
+
+
+def _task(result: Result) -> list[str]:
+    many = len(result.task) > 1
+    lines = [f"{_short(figures.name)}: {figures.text}" if many else figures.text for figures in result.task]
+    more = [f"and {len(lines) - _SHOWN_TASKS} more outputs (--json)"] if len(lines) > _SHOWN_TASKS else []
+    return _block("task", [*lines[:_SHOWN_TASKS], *more])
 
 
 def _thin(result: Result) -> list[str]:

@@ -18,6 +18,7 @@ from equivcheck.models.graph import Array, Graph
 from equivcheck.models.onnx.load import OnnxModel, bodies, captured_names
 
 ArraySpec = tuple[np.dtype, tuple[int, ...]]
+_BLOCK = 1 << 15  # elements: their float64 scratch stays in the L2 cache
 
 
 def part(
@@ -248,10 +249,23 @@ def codes_of(array: Array, graph: Graph, stored: str) -> tuple[Array, float]:
     """
     quantisation = graph.quantisation[stored]
     scale, zero = quantisation.along(array.ndim)
-    exact = array.astype(np.float64) / scale + zero
-    rounded = np.rint(exact)
-    bounds = np.iinfo(quantisation.dtype)
-    own_rounding = np.abs(exact - zero) * np.finfo(array.dtype).eps  # of scale * code in the array's own float type
-    off = np.abs(exact - rounded)
-    distance = float(np.max(off, where=off > own_rounding, initial=0.0))
-    return np.clip(rounded, bounds.min, bounds.max).astype(quantisation.dtype), distance
+    codes = np.empty(array.shape, quantisation.dtype)
+    if scale.size > 1:
+        return codes, _into_codes(array, scale, zero, codes)
+    reals, flat = array.reshape(-1), codes.reshape(-1)
+    blocks = (slice(start, start + _BLOCK) for start in range(0, array.size, _BLOCK))
+    return codes, max((_into_codes(reals[k], scale, zero, flat[k]) for k in blocks), default=0.0)
+
+
+def _into_codes(reals: Array, scale: Array, zero: Array, codes: Array) -> float:
+    """Fill `codes`; return the largest distance from the grid in steps, beyond the rounding of scale * code itself."""
+    steps = reals.astype(np.float64)
+    steps /= scale
+    own_rounding = np.abs(steps) * np.finfo(reals.dtype).eps
+    steps += zero
+    rounded = np.rint(steps)
+    steps -= rounded
+    off = np.abs(steps, out=steps)
+    bounds = np.iinfo(codes.dtype)
+    codes[...] = np.clip(rounded, bounds.min, bounds.max, out=rounded)
+    return float(np.max(off, where=off > own_rounding, initial=0.0))

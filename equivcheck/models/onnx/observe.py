@@ -267,8 +267,8 @@ class _Locator:
         zero = self.zeros.get((stored, name))
         if zero is None:
             return 0  # by movement or by name: the dtype of what comes out tells (see `recode`)
-        difference = np.unique(quantisation.zero_point.ravel().astype(np.int64) - zero.astype(np.int64))
-        return int(difference[0]) if difference.size == 1 and int(difference[0]) in (0, -128, 128) else None
+        differences = set((quantisation.zero_point.ravel().astype(np.int64) - zero.astype(np.int64)).tolist())
+        return differences.pop() if len(differences) == 1 and differences <= {0, -128, 128} else None
 
 
 def recode(array: Array, located: Located, dtype: np.dtype[Any]) -> Array | None:
