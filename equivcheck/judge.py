@@ -549,6 +549,10 @@ class _Judge:
         if broke:
             side = "candidate" if case.candidate.broke else "reference"
             return "inconclusive", f"the {side} did not finish: {broke}"
+        if case.candidate.failed:
+            name, why = next(iter(case.candidate.failed.items()))
+            count = len(case.candidate.failed)
+            return "inconclusive", f"{count} value{'s' * (count > 1)} failed on the candidate, the first is {name}: {why}"
         if self.untrustworthy:
             name, why = next(iter(self.untrustworthy.items()))
             return "inconclusive", f"the candidate's dump of {name} is untrustworthy: {why}"

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import onnx
 
@@ -36,17 +36,37 @@ class Option:
     kind: type = str
 
 
-TIMEOUT = Option("seconds for one load or run", kind=float)
+TIMEOUT = Option("seconds for one load or run; 600 in a process of its own", kind=float)
+
+
+class Engine(Protocol):
+    """What a backend drives, here (`equivcheck.engines`) or elsewhere (`backends.remote`). Methods raise as they like."""
+
+    def info(self) -> dict[str, Any]:
+        """Name, version, what it runs on."""
+
+    def load(self, model: bytes, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Load a serialised model; its inputs and outputs."""
+
+    def run(self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None) -> dict[str, Array]:
+        """Run once; arrays by output name."""
+
+    def close(self) -> None:
+        """Free it; closing twice is no mistake."""
 
 
 class Backend(abc.ABC):
-    """One way to run a model. Subclasses declare what they take; `__init__` checks a SPEC against that."""
+    """One way to run a model. Subclasses declare what they take; `__init__` checks a SPEC against that.
+
+    `travels`: its engine can run in another interpreter or on another machine.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     options: ClassVar[Mapping[str, Option]] = {}
     positional: ClassVar[str | None] = None
     second_opinion: ClassVar[bool] = True
+    travels: ClassVar[bool] = False
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -72,9 +92,9 @@ class Backend(abc.ABC):
                     hint="options: " + ", ".join(f"{name}=" for name in known),
                 )
             self._check_value(key, known[key], value)
-        if spec.ssh is not None or spec.python is not None:
+        if not self.travels and (spec.ssh is not None or spec.python is not None):
             raise SpecError(
-                f"{spec}: this version runs backends in this process only", hint="leave out @python= and @ssh="
+                f"{spec}: backend '{self.name}' runs in this process only", hint="leave out @python= and @ssh="
             )
         defaults = {key: option.default for key, option in known.items() if option.default is not None}
         return {**defaults, **given}

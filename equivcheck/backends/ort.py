@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from functools import cached_property, partial
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import onnx
 
-from equivcheck.backends.base import Backend, Option, Runner, Session
+from equivcheck.backends.base import Backend, Engine, Option, Runner, Session
 from equivcheck.backends.spec import Spec
 from equivcheck.engines.ort import OrtEngine
-from equivcheck.errors import EngineRefused, UnknownOption
+from equivcheck.errors import EngineError, EngineRefused, EquivcheckError, UnknownOption
 from equivcheck.models.graph import Array, Graph, Step
 from equivcheck.models.onnx.cut import uniquely_named
 from equivcheck.models.onnx.isolate import real_in_codes
@@ -29,33 +30,65 @@ from equivcheck.truth import StepResults, specs_of
 _ATTEMPTS: tuple[tuple[str, ...], ...] = (("ConstantSharing", "NhwcTransformer"), ("NhwcTransformer",))
 # Measured, and read off its kernel: see OrtBackend.legal_excess.
 QLINEAR_SOFTMAX = (1.0, "onnxruntime's QLinearSoftmax multiplies by floor(1 / scale), up to 1 LSB low")
+_CPU = "CPUExecutionProvider"
 T = TypeVar("T")
 _BELIEVED_LSB = 1.0  # a value must reproduce its step at least this well (a wrong one: 77 to 255 LSB off)
 _MERGED_LSB = 3.0  # the median, where a value before it is missing: legal values stay below 1, wrong ones are far off
 
 
+class OptimisingEngine(Engine, Protocol):
+    """An engine that can show its own graph."""
+
+    def optimise(self, model: bytes, options: Mapping[str, Any]) -> bytes:
+        """The graph as it would run it, serialised."""
+
+
 class OrtBackend(Backend):
-    """ONNX Runtime in this process."""
+    """ONNX Runtime in this process, or in a worker: another interpreter, another machine, or under a time limit."""
 
     name = "ort"
-    summary = "ONNX Runtime, in this process; as deployed, or at another optimisation level"
+    summary = "ONNX Runtime, in this process or elsewhere; as deployed, or at another optimisation level"
+    travels = True
     options = {  # noqa: RUF012  # a constant
         "optimization": Option("graph optimisation level", ("all", "extended", "basic", "disable"), "all"),
         "int8": Option("native: s8 kernels instead of s8 re-encoded as u8", ("u8", "native"), "u8"),
         "observe": Option("plain: extra outputs on the model itself", ("faithful", "plain"), "faithful"),
-        "provider": Option("execution provider", None, "CPUExecutionProvider"),
+        "provider": Option("execution provider", None, _CPU),
         "threads": Option("intra-op threads", None, None, int),
     }
 
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec)
-        self.provider = _provider(self.chosen["provider"])
+        self._in_worker = spec.python is not None or spec.ssh is not None or "timeout" in self.chosen
+        if self._in_worker:
+            from equivcheck.backends.remote import Place
+
+            self._place = Place.of(spec)
+        else:
+            _ = self.provider  # a mistake in it is told before anything runs
+
+    def engine(self) -> OptimisingEngine:
+        """A new engine where the SPEC wants it."""
+        if not self._in_worker:
+            return OrtEngine()
+        from equivcheck.backends.remote import DEFAULT_LIMIT, RemoteEngine, Travelling
+
+        limit = float(self.chosen.get("timeout", DEFAULT_LIMIT))
+        return RemoteEngine(self._place, Travelling("ort.py", "OrtEngine"), limit)
+
+    @cached_property
+    def provider(self) -> str:
+        """The execution provider's full name. Raises UnknownOption where its onnxruntime does not have it."""
+        if self.chosen["provider"] == _CPU:
+            return _CPU
+        with contextlib.closing(self.engine()) as engine:
+            return _provider(self.chosen["provider"], engine.info()["providers"])
 
     def open(self, model: OnnxModel) -> Session:
         return _OrtSession(self, model)
 
     def deploy(self, proto: onnx.ModelProto) -> Runner:
-        engine = OrtEngine()
+        engine = self.engine()
         _refusing(lambda: engine.load(proto.SerializeToString(), self.engine_options()))
 
         def run(feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -80,9 +113,8 @@ class OrtBackend(Backend):
         }
 
 
-def _provider(name: str) -> str:
+def _provider(name: str, available: Sequence[str]) -> str:
     """Accept `cuda`, `CUDA` or `CUDAExecutionProvider`; must be one that this onnxruntime has."""
-    available = OrtEngine().info()["providers"]
     for provider in available:
         if name.casefold() in (provider.casefold(), provider.casefold().removesuffix("executionprovider")):
             return str(provider)
@@ -95,7 +127,7 @@ def _refusing(call: Callable[[], T]) -> T:
     """Translate whatever onnxruntime raises into EngineRefused, at the seam."""
     try:
         return call()
-    except EngineRefused:
+    except (EngineError, EquivcheckError):
         raise
     except Exception as error:  # onnxruntime raises its own classes, RuntimeError and ValueError
         words = " ".join(str(error).split())
@@ -109,10 +141,13 @@ class _OrtSession(Session):
         self.model = model
         self.graph: Graph = model.graph
         self.options = backend.engine_options()
-        self.untouched = OrtEngine()
         self.runnable = uniquely_named(model.proto)
-        _refusing(lambda: self.untouched.load(self.runnable.SerializeToString(), self.options))
-        self.tapped = OrtEngine()
+        self.untouched, self.tapped = backend.engine(), backend.engine()
+        try:
+            _refusing(lambda: self.untouched.load(self.runnable.SerializeToString(), self.options))
+        except BaseException:
+            self.close()
+            raise
         self.places: dict[str, list[Located]] = {}
         self.never: dict[str, str] = {}
         self.disturbed: bool | None = None
@@ -191,6 +226,10 @@ class _OrtSession(Session):
             results = _refusing(partial(self.steps.evaluate, seen.values))
             if not seen.amend(results, reordered):
                 return results
+
+    def close(self) -> None:
+        self.untouched.close()
+        self.tapped.close()
 
     @property
     def side(self) -> Side:
@@ -286,7 +325,7 @@ class _Seen:
 
 
 def _device(provider: str, info: Mapping[str, Any]) -> str:
-    if provider != "CPUExecutionProvider":
+    if provider != _CPU:
         return provider
     return {"vnni": "CPU with VNNI", "pair-sums": "CPU without VNNI"}.get(info["int8_path"], f"CPU {info['machine']}")
 

@@ -34,7 +34,8 @@ def backend(spec: str | Spec | Backend) -> Backend:
             hint="known here: " + ", ".join(sorted(points)),
         )
     kind = points[parsed.name].load()
-    reason = kind.unavailable()
+    here = parsed.python is None and parsed.ssh is None
+    reason = kind.unavailable() if here else None
     if reason is not None:
         raise BackendUnavailable(f"backend '{parsed.name}' cannot run here: {reason}", asked=parsed.name)
     made = kind(parsed)

@@ -5,5 +5,6 @@ An engine is a class with
 * `info() -> dict`: name, version, what it runs on;
 * `load(model: bytes, options) -> {"inputs": [(name, type, shape)], "outputs": [...]}`;
 * `run(feeds, outputs=None) -> {name: array}`;
+* `close()`;
 * `optimise(model: bytes, options) -> bytes`, where the engine can show its own graph (ONNX Runtime).
 """

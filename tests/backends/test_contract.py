@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -28,6 +30,8 @@ SPECS = [
     "vnpu:profile=exact,target=all",
     "vnpu:profile=ort",
     "fake",
+    f"ort@python={sys.executable}",
+    f"script:{Path(__file__).parent / 'scripts' / 'run_ort_unfused.py'}",
 ]
 MODELS = [
     "conv_relu_chain",

@@ -76,8 +76,9 @@ def test_a_number_must_make_sense(spec: str) -> None:
 
 
 def test_every_backend_knows_a_timeout() -> None:
-    for name in known():
-        assert backend(f"{name}:timeout=2.5").chosen["timeout"] == "2.5"
+    for name, point in known().items():
+        needed = f"{__file__}," if point.load().positional is not None else ""
+        assert backend(f"{name}:{needed}timeout=2.5").chosen["timeout"] == "2.5"
 
 
 def test_a_bare_value_where_none_is_taken_is_refused() -> None:
@@ -85,7 +86,7 @@ def test_a_bare_value_where_none_is_taken_is_refused() -> None:
         backend("vnpu:exact")
 
 
-@pytest.mark.parametrize("spec", ["ort@python=/usr/bin/python3", "ort@ssh=root@imx8"])
+@pytest.mark.parametrize("spec", ["vnpu@python=/usr/bin/python3", "vnpu@ssh=root@imx8"])
 def test_another_interpreter_is_refused_and_not_ignored(spec: str) -> None:
     with pytest.raises(SpecError, match="@"):
         backend(spec)
