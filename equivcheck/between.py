@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from equivcheck.errors import RecordingError
+from equivcheck.result import SCHEMA as RESULT_SCHEMA
 from equivcheck.result import Result, RunVerdict, Tensor, TensorVerdict, from_json
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Between(msgspec.Struct, frozen=True, kw_only=True):
             first, second = change.verdicts
             figures = " -> ".join("-" if value is None else f"{value:.2f}" for value in change.excess)
             lines.append(
-                f"  {_WORDS[change.what]:<16} #{change.step} {change.op_type} {change.name[-40:]}: "
+                f"  {_WORDS[change.what]:<16} {f'#{change.step} {change.op_type} ' if change.step else ''}{change.name[-40:]}: "
                 f"{first} -> {second}, {figures} LSB beyond rounding"
             )
         if len(self.changes) > _SHOWN:
@@ -104,7 +105,12 @@ def compare_results(first: str | os.PathLike[str], second: str | os.PathLike[str
 
 def _read(path: Path) -> Result:
     try:
-        return from_json(path.read_bytes())
+        result = from_json(path.read_bytes())
+        if result.schema != RESULT_SCHEMA:
+            raise RecordingError(
+                f"{path} has schema '{result.schema}', this version reads '{RESULT_SCHEMA}'", asked=str(path)
+            )
+        return result
     except OSError as error:
         raise RecordingError(f"{path} cannot be read: {error.strerror}", asked=str(path)) from error
     except msgspec.MsgspecError as error:

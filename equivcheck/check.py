@@ -179,22 +179,23 @@ class _Run:
         try:
             for number, sample in enumerate(request.samples, 1):
                 request.progress(f"sample {number} of {len(request.samples)}: {sample.id}")
-                found = self._sample(sample)
+                found = self._sample(sample, last=number == len(request.samples))
                 if found is None:
                     break
                 evidence.append(found)
             else:
                 self._keep()
         finally:
-            for side in (self.reference, self.candidate):
-                side.close()
+            self._close()
         if not evidence:
             evidence = [Evidence(sample.info, {}, {}, {}) for sample in request.samples]
         return judge(self._case(evidence))
 
-    def _sample(self, sample: Sample) -> Evidence | None:
+    def _sample(self, sample: Sample, *, last: bool) -> Evidence | None:
         """Record `sample` on both sides and measure it; None where an engine failed."""
         ref, cand = self.reference.record(sample), self.candidate.record(sample)
+        if last:  # their memory is free before the steps are evaluated
+            self._close()
         if ref is None or cand is None:
             return None
         ref, cand = self.structure.in_model_codes(ref), self.structure.in_model_codes(cand)
@@ -205,6 +206,10 @@ class _Run:
         except EngineError as error:
             self.candidate.broke = f"its values could not be weighed: {error}"
             return None
+
+    def _close(self) -> None:
+        for side in (self.reference, self.candidate):
+            side.close()
 
     def _add_task(self, sample: str, ref: Recording, cand: Recording) -> None:
         """What the difference at the outputs means: of the untouched outputs, or of what was stored of them."""
@@ -424,7 +429,7 @@ def _evidence(side: _Side, *, unreadable: bool = False) -> SideEvidence:
         side=side.side,
         values=side.delivered,
         how={} if last is None else last.how,
-        absent={} if last is None else last.absent,
+        absent=side.absent,
         failed=failed,
         declared=side.backend.legal_excess(),
         broke=side.broke,

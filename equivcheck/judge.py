@@ -552,7 +552,10 @@ class _Judge:
         if case.candidate.failed:
             name, why = next(iter(case.candidate.failed.items()))
             count = len(case.candidate.failed)
-            return "inconclusive", f"{count} value{'s' * (count > 1)} failed on the candidate, the first is {name}: {why}"
+            return (
+                "inconclusive",
+                f"{count} value{'s' * (count > 1)} failed on the candidate, the first is {name}: {why}",
+            )
         if self.untrustworthy:
             name, why = next(iter(self.untrustworthy.items()))
             return "inconclusive", f"the candidate's dump of {name} is untrustworthy: {why}"
@@ -573,7 +576,8 @@ class _Judge:
         self, rows: Sequence[Tensor], culprits: Sequence[Culprit], reference_culprits: Sequence[Culprit]
     ) -> list[str]:
         found = []
-        measured = [r for r in rows if r.accumulated is not None and r.accumulated.max_lsb is not None]
+        legal_rows = [r for r in rows if r.verdict in ("identical", "equivalent")]
+        measured = [r for r in legal_rows if r.accumulated is not None and r.accumulated.max_lsb is not None]
         worst = max(measured, key=lambda r: r.accumulated.max_lsb or 0.0, default=None) if measured else None  # type: ignore[union-attr]  # filtered above
         if (
             worst is not None

@@ -27,8 +27,8 @@ from equivcheck.result import (
     Tensor,
     ValueInfo,
 )
-from equivcheck.structure import NOT_NUMBERS, layout_hint
-from equivcheck.tape import Tape, paired
+from equivcheck.structure import NOT_NUMBERS, shape_hint
+from equivcheck.tape import Tape, left_over, paired
 from equivcheck.thresholds import CLOSE, Held, by_preset, by_rules, closeness
 from equivcheck.tolerance import Tolerance
 
@@ -49,7 +49,7 @@ def compare_by_name(
         ref, cand = reference.read(number), candidate.read(order[number])
         for name in dict.fromkeys([*ref.values, *cand.values, *cand.incomparable]):
             rows.setdefault(name, _Row(name)).take(sample.id, ref, cand, tolerance)
-    return _result(reference, candidate, tolerance, rows, again)
+    return _result(reference, candidate, tolerance, rows, again, left_over(candidate, order))
 
 
 @dataclass
@@ -61,6 +61,7 @@ class _Row:
     candidate: ValueInfo = _NOTHING
     how: dict[str, str] = field(default_factory=dict)
     incomparable: str | None = None
+    missing: str | None = None  # the first sample in which the candidate lacks it
     tallies: dict[str, Tally] = field(default_factory=dict)
 
     def take(self, sample: str, ref: Recording, cand: Recording, tolerance: Tolerance) -> None:
@@ -72,6 +73,8 @@ class _Row:
         if b is not None:
             self.candidate = value_info(b, theirs)
             self.how.setdefault("candidate", cand.how.get(self.name, ""))
+        if a is not None and b is None and self.name not in cand.incomparable:
+            self.missing = self.missing or sample
         if self.name in cand.incomparable:
             self.incomparable = cand.incomparable[self.name]
         elif a is not None and b is not None:
@@ -94,6 +97,8 @@ class _Row:
         """(verdict, reason, limit)."""
         if self.candidate is _NOTHING and self.incomparable is None:
             return "different", "the candidate does not have it", None
+        if self.missing is not None:
+            return "different", f"the candidate does not have it in sample {self.missing}", None
         if self.reference is _NOTHING:
             return "unjudged", "only the candidate has it", None
         if self.incomparable is not None:
@@ -137,7 +142,7 @@ def _not_comparable(a: Array, b: Array, own: Parameters | None, theirs: Paramete
     if a.dtype.kind in NOT_NUMBERS or b.dtype.kind in NOT_NUMBERS:
         return f"{b.dtype} against {a.dtype}: not numbers"
     if a.shape != b.shape:
-        return f"shape {list(b.shape)} against {list(a.shape)}{layout_hint(a.shape, b.shape)}"
+        return f"shape {list(b.shape)} against {list(a.shape)}{shape_hint(a, b)}"
     if (
         a.dtype != b.dtype
         and (own is None or theirs is None)
@@ -176,12 +181,19 @@ def _real(codes: Array, parameters: Parameters) -> Array:
     return np.asarray((codes.astype(np.float64) - zero) * scale)
 
 
-def _result(reference: Tape, candidate: Tape, tolerance: Tolerance, rows: Mapping[str, _Row], again: str) -> Result:
+def _result(
+    reference: Tape, candidate: Tape, tolerance: Tolerance, rows: Mapping[str, _Row], again: str, unpaired: list[str]
+) -> Result:
     tensors = [row.tensor(tolerance) for row in rows.values()]
     verdict, reason = _verdict(tensors)
     judged = [t for t in tensors if t.verdict not in ("unjudged", "incomparable")]
     extra = [t.name for t in tensors if t.reference is _NOTHING]
-    notes = [*reference.notes, *candidate.notes]
+    notes = [*reference.notes, *candidate.notes, *unpaired]
+    notes += [
+        f"{tolerance.source}: rule[{k}] (tensor '{rule.tensor}') matches no tensor"
+        for k, rule in enumerate(tolerance.rules)
+        if not any(rule.matches(t.name, "", t.reference.dtype or "", "accumulated") for t in tensors)
+    ]
     if extra:
         notes.append(f"only in the candidate: {', '.join(extra[:5])}{' ...' if len(extra) > 5 else ''}")
     zero = [t.name for t in tensors if t.accumulated is not None and t.accumulated.snr_note == "empty"]

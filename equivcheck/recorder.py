@@ -40,8 +40,10 @@ class Recorder:
         self.broke: str | None = None
         self.last: Recording | None = None
         self.delivered: dict[str, ValueInfo] = {}
+        self.absent: dict[str, str] = {}
         self.resumed = 0
         self._session: Session | None = None
+        self._closed = False
         self._resumed_side: Side | None = None
 
     def record(self, sample: Sample) -> Recording | None:
@@ -51,6 +53,7 @@ class Recorder:
         except EngineError as error:
             self.broke = str(error)
             return None
+        self.absent |= self.last.absent
         for name, array in self.last.values.items():
             if name not in self.delivered:
                 self.delivered[name] = value_info(array, self.last.quantisation.get(name))
@@ -90,7 +93,8 @@ class Recorder:
         """Free the engine; an unfinished recording that holds a sample is left to go on from."""
         if self.writer is not None:
             self.writer.abandon()
-        if self._session is not None:
+        if self._session is not None and not self._closed:
+            self._closed = True
             self._session.close()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
+import math
 import mmap
 import os
 import shutil
@@ -132,12 +132,15 @@ class Writer:
         versions: Mapping[str, str],
         declared: Mapping[str, tuple[float, str]] | None = None,
     ) -> None:
-        self.place = Path(folder)
+        self.place = place = Path(folder)
         self.model, self.versions, self.declared = model, dict(versions), dict(declared or {})
+        if self.place.name in ("", ".."):
+            raise OutputError(
+                f"{place} exists and is not a recording", asked=str(folder), hint="name a new or empty folder"
+            )
         self.scratch = self.place.with_name(f".{self.place.name}.unfinished")
         self._done: list[_Finished] = []
         self._job = _Job(model.sha256, spec, self.versions)
-        place = self.place
         if place.exists() and (not place.is_dir() or any(place.iterdir())) and not (place / MANIFEST).exists():
             raise OutputError(
                 f"{place} exists and is not a recording", asked=str(place), hint="name a new or empty folder"
@@ -167,12 +170,12 @@ class Writer:
         stem = self._stem(len(self._done))
         try:
             done = msgspec.json.decode((self.scratch / f"{stem}.json").read_bytes(), type=_Finished)
-        except (OSError, msgspec.MsgspecError):
+            tensors = mapped(self.scratch / done.sample.file)
+        except (OSError, msgspec.MsgspecError, RecordingError):  # cut off with the machine: it is run again
             return None
         if (done.sample.id, done.sample.feeds) != (sample.id, sample.feeds):
             return None
         self._done.append(done)
-        tensors = mapped(self.scratch / done.sample.file)
         return _recording(done.sample, tensors, done.values, done.outputs), done.side
 
     def add(self, recording: Recording, sample: SampleInfo, side: Side) -> None:
@@ -236,9 +239,11 @@ class Writer:
             for file in self.scratch.iterdir():
                 if file.name not in keep:
                     file.unlink()
+            older = self.place.with_name(f".{self.place.name}.older")
             if self.place.exists():
-                shutil.rmtree(self.place)
+                self.place.rename(older)
             self.scratch.replace(self.place)
+            shutil.rmtree(older, ignore_errors=True)
         return self.place
 
 
@@ -329,6 +334,12 @@ def load(folder: str | os.PathLike[str]) -> Saved:
         raise RecordingError(f"{place} has schema '{manifest.schema}', this version reads '{SCHEMA}'", asked=str(place))
     for sample in manifest.samples:
         _header(place / sample.file)
+    for value in manifest.values:
+        if value.scale is not None:
+            try:
+                _parameters(value)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise RecordingError(f"{place}/{MANIFEST}: value '{value.name}': {error}", asked=value.name) from error
     samples = [SampleInfo(id=s.id, feeds=s.feeds) for s in manifest.samples]
     return Saved(manifest.model, manifest.backend, samples, _Mapped(place, manifest), manifest.declared)
 
@@ -357,7 +368,15 @@ def _parameters(value: _SavedValue) -> Parameters:
     return Parameters(scale.reshape(()) if one else scale, zero.reshape(()) if one else zero, value.axis)
 
 
-def _header(path: Path) -> tuple[dict[str, Any], int]:
+class _Entry(msgspec.Struct, frozen=True):
+    """A tensor in the table of a .safetensors file."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+def _header(path: Path) -> tuple[dict[str, _Entry], int]:
     """(tensor table, offset of the data) of a .safetensors file: an u64 length, JSON of that length, then the data."""
     try:
         with path.open("rb") as file:
@@ -365,12 +384,17 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
             size = os.fstat(file.fileno()).st_size
             if not 0 < length <= size - 8:
                 raise ValueError("its header is cut off")
-            table = json.loads(file.read(length))
-        table.pop("__metadata__", None)
-        end = max((entry["data_offsets"][1] for entry in table.values()), default=0)
+            raw = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
+        raw.pop("__metadata__", None)
+        table = {key: msgspec.json.decode(entry, type=_Entry) for key, entry in raw.items()}
+        end = max((entry.data_offsets[1] for entry in table.values()), default=0)
         if end > size - 8 - length:
             raise ValueError(f"it is cut off: {size} bytes, {8 + length + end} are due")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        for key, entry in table.items():
+            first, last = entry.data_offsets
+            if first < 0 or last - first != math.prod(entry.shape) * _numpy_type(entry.dtype, path).itemsize:
+                raise ValueError(f"tensor {key} is {entry.dtype} {entry.shape}, and has bytes {first} to {last}")
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise RecordingError(f"{path} cannot be read: {error}", asked=str(path)) from error
     return table, 8 + length
 
@@ -386,9 +410,9 @@ def mapped(path: Path) -> dict[str, Array]:
         content = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
     found: dict[str, Array] = {}
     for key, entry in table.items():
-        first, last = entry["data_offsets"]
+        first, last = entry.data_offsets
         data = content[start + first : start + last]
-        found[key] = data.view(_numpy_type(entry["dtype"], path)).reshape(entry["shape"])
+        found[key] = data.view(_numpy_type(entry.dtype, path)).reshape(entry.shape)
     return found
 
 

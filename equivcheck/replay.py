@@ -15,7 +15,7 @@ from equivcheck.pairs import compare_by_name
 from equivcheck.plan import Values
 from equivcheck.recorder import Progress, input_specs
 from equivcheck.result import Result
-from equivcheck.tape import Tape, open_tape, paired
+from equivcheck.tape import Tape, left_over, open_tape, paired
 from equivcheck.tolerance import Tolerance, load_tolerance
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ def compare(
         raise EquivcheckError(f"compare takes one or two recordings, got {len(recordings)}", hint="compare(REF, CAND)")
     if model is None and len(recordings) == 1:
         raise RecordingError(
-            "one recording alone can only be judged with its model", asked=str(recordings[0]), hint="give model="
+            "one recording alone can only be judged with its model",
+            asked=str(recordings[0]),
+            hint="give --model MODEL (model= in Python)",
         )
     whole = model if model is None or isinstance(model, OnnxModel) else load_model(model)
     graph = None if whole is None else whole.graph
@@ -68,7 +70,11 @@ def compare(
         limits = load_tolerance("close" if tolerance is None else tolerance)
         return compare_by_name(reference, candidate, limits, progress or (lambda text: None), again or "")
     samples = _samples(whole, reference, candidate, inputs, preprocess)
+    for tape in (reference, candidate):
+        if tape is not None and tape.model is not None:
+            _check_network(whole, tape)
     wanted = [sample.info for sample in samples]
+    orders = [None if tape is None else paired(wanted, tape) for tape in (reference, candidate)]
     request = Request(
         model=whole,
         samples=samples,
@@ -78,11 +84,29 @@ def compare(
         values=values,
         tolerance=load_tolerance(tolerance),
         second_opinion=False,
-        notes=_notes(whole, reference, candidate),
+        notes=[
+            *_notes(whole, reference, candidate),
+            *(n for t, o in zip((reference, candidate), orders) if t and o for n in left_over(t, o)),
+        ],
         again=again or "",
         progress=progress or (lambda text: None),
     )
     return run(request)
+
+
+def _check_network(model: OnnxModel, tape: Tape) -> None:
+    """Refuse a recording of a network whose inputs have other shapes. Raises RecordingError."""
+    for name in model.graph.inputs:
+        array, value = tape.feed(0, name), model.graph.values.get(name)
+        if array is None or value is None or value.shape is None:
+            continue
+        pairs = zip(array.shape, value.shape, strict=False)
+        if array.ndim != len(value.shape) or any(isinstance(d, int) and 0 <= d != s for s, d in pairs):
+            raise RecordingError(
+                f"{tape.side.spec}: it was fed '{name}' of shape {list(array.shape)}, the model takes {list(value.shape)}",
+                asked=name,
+                hint=f"it was recorded from {Path(tape.model.path).name if tape.model else 'another model'}",
+            )
 
 
 def _samples(

@@ -48,7 +48,9 @@ class Structure:
                 changed[name] = (array.astype(np.int64) + shift[0]).astype(own.dtype)
         if not changed:
             return recording
-        own_parameters = {n: _parameters(self.graph.quantisation[n]) for n in changed}
+        own_parameters = {
+            n: replace(recording.quantisation[n], zero_point=self.graph.quantisation[n].zero_point) for n in changed
+        }
         return replace(
             recording,
             values={**recording.values, **changed},
@@ -70,7 +72,7 @@ class Structure:
         a, b = ref.values.get(name), cand.values[name]
         own, theirs = self.graph.quantisation.get(name), cand.quantisation.get(name)
         if a is not None and a.shape != b.shape:
-            self.incomparable[name] = f"shape {list(b.shape)} against {list(a.shape)}{layout_hint(a.shape, b.shape)}"
+            self.incomparable[name] = f"shape {list(b.shape)} against {list(a.shape)}{shape_hint(a, b)}"
         elif b.dtype.kind in NOT_NUMBERS:
             self.not_numbers[name] = f"{b.dtype} values are not numbers"
         elif a is not None and a.dtype != b.dtype:
@@ -79,13 +81,20 @@ class Structure:
             self.parameters_differ[name] = text
 
 
+def shape_hint(wanted: Array, got: Array) -> str:
+    """What turns `got` into the shape of `wanted`, as the tail of a sentence: by its numbers, else by its shape alone."""
+    if wanted.dtype == got.dtype and wanted.size and _same(wanted.ravel(), got.ravel()):
+        return "; the same numbers in the same order: only reshaped"
+    return layout_hint(wanted.shape, got.shape)
+
+
 def layout_hint(wanted: Sequence[int], got: Sequence[int]) -> str:
     """Say which transposition would turn shape `got` into `wanted`, if one would; as the tail of a sentence."""
     if len(wanted) != len(got) or not 2 <= len(got) <= 5 or sorted(wanted) != sorted(got):
         same_size = np.prod(wanted, dtype=np.int64) == np.prod(got, dtype=np.int64) and len(got)
         return "; the same number of elements: reshaped?" if same_size else ""
     rank = len(got)
-    if got == (*wanted[:1], *wanted[2:], wanted[1]):
+    if tuple(got) == (*wanted[:1], *wanted[2:], wanted[1]):
         return "; the same with channels last (--candidate-layout nhwc)"
     order = next(p for p in permutations(range(rank)) if all(got[p[k]] == wanted[k] for k in range(rank)))
     return f"; the same transposed by {list(order)}"

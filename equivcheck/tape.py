@@ -135,6 +135,17 @@ def paired(wanted: Sequence[SampleInfo], tape: Tape) -> list[int]:
     )
 
 
+def left_over(tape: Tape, order: Sequence[int]) -> list[str]:
+    """A note of the samples of `tape` that `order` leaves out; none where there are none."""
+    names = [sample.id for number, sample in enumerate(tape.samples) if number not in set(order)]
+    if not names:
+        return []
+    more = " ..." if len(names) > 3 else ""
+    return [
+        f"{len(names)} samples of {tape.side.spec} have no partner and are not judged: {', '.join(names[:3])}{more}"
+    ]
+
+
 def _digests(sample: SampleInfo) -> tuple[tuple[str, str], ...]:
     return tuple((feed.name, feed.sha256) for feed in sample.feeds)
 

@@ -52,13 +52,19 @@ def by_rules(given: Mapping[str, float], tally: Tally, source: str) -> Held | No
     odd = not_finite_alike(tally)
     if odd is not None:
         return "different", odd, Limit(metric="mismatch_share", rule=rule, max=0.0)
+    if tally.mismatched == 0:
+        return "identical", "every element is equal since the input", Limit(metric=next(iter(limits)), rule=rule)
+    found = figures(tally)
+    if found["max_lsb"] is None and tally.finite:  # a float without a scale: no rule in LSB speaks of it
+        limits = {key: limit for key, limit in limits.items() if not key.endswith("_lsb")}
+        if not limits:
+            return None
     held = Limit(metric=next(iter(limits)), rule=rule)
     close = {key: limits.pop(key) for key in ("atol", "rtol") if key in limits}
     if close and tally.far:
         text = " + ".join(f"{key} {value:g}" for key, value in close.items())
         limit = Limit(metric="atol", rule=rule, max=close.get("atol", 0.0))
-        return "different", f"{tally.far} of {tally.n} elements lie beyond {text}", limit
-    found = figures(tally)
+        return "different", f"{tally.far} of {tally.n} elements lie beyond {text}{_worst(tally)}", limit
     for metric, limit_value in limits.items():
         value = found.get(metric)
         if value is None:
@@ -84,9 +90,14 @@ def by_preset(tolerance: Tolerance, tally: Tally | None) -> Held:
         return "different", odd, limit
     if count:
         what = "differ" if bitwise else "lie beyond the tolerance"
-        return "different", f"{count} of {tally.n} elements {what}", limit
+        return "different", f"{count} of {tally.n} elements {what}{_worst(tally)}", limit
     nans = f"; {tally.nan[0]} NaN in the same places on both sides" if tally.nan[0] else ""
     return ("identical" if tally.mismatched == 0 else "equivalent"), f"every element within the tolerance{nans}", limit
+
+
+def _worst(tally: Tally) -> str:
+    metrics = tally.finish()
+    return "" if metrics.argmax is None else f", the furthest by {metrics.max_abs:.6g} at {metrics.argmax}"
 
 
 def not_finite_alike(tally: Tally) -> str | None:

@@ -8,7 +8,22 @@ stay within e on these samples: hence the coverage figures and the stress codes.
 **Double rounding.** Fixed-point engines round s_in * s_w / s_out = m * 2^-k (1/2 <= m < 1) once to 31 bits, then shift and
 round again: that costs up to 2^-(k+1) for k >= 1 (gemmlowp's SaturatingRoundingDoublingHighMul then RoundingDivideByPOT).
 
-**Rules** (TOML) replace the limit of the tensors they match. Later rules override key by key.
+**Rules** (TOML) replace the limit of the tensors they match. Later rules override key by key. What each limits, and when it
+misleads (definitions: `equivcheck.result.Metrics` and `StepError`):
+
+| key | on | what it limits, and when it misleads |
+|---|---|---|
+| excess | local | LSB of one step beyond correct rounding: the definition of a legal step. Blind to codes that this input clamps |
+| max_lsb | both | largest distance in LSB. Accumulated, a correct engine reaches 75 LSB inside a real network: it grows with depth |
+| max_abs | accumulated | the same in stored units; of codes it means nothing where the two sides are quantised differently |
+| bias_lsb | both | mean distance, signed. Correct kernels reach 0.53 (double rounding, ties), and a fault of both signs has none |
+| mismatch_share | both | share of unequal elements: says how often, never how far; 0.84 is reached by rounding alone |
+| cosine | accumulated | a lower bound on the angle. One wrong channel of 64 leaves 0.994; a constant factor leaves 1 |
+| snr_db | accumulated | a lower bound on signal to noise. Falls with depth for correct engines too (19 dB measured) |
+| atol, rtol | accumulated | every element within atol + rtol * abs(reference), as numpy.isclose has it: rtol means nothing near zero |
+
+Cosine and SNR are of real values, not of codes: a large zero point makes any two code tensors look alike.
+Sources: the figures are measured by `tests/bench/faults.py` and `tests/bench/legal.py`; isclose is numpy's definition.
 """
 
 from __future__ import annotations

@@ -54,7 +54,6 @@ class Weigher:
         }
         made = [s for s in self.graph.steps if any(out in self.merged for out in s.outputs)]
         self.steps = StepResults(model, self.specs, made)
-        self._noisy: StepResults | None = None
 
     def weigh(
         self,
@@ -180,12 +179,11 @@ class Weigher:
         """How far +-0.3 LSB of noise at the missing values moves each merged step, in codes: the largest of 8 runs."""
         missing = {m for names in self.merged.values() for m in names}
         chosen = [n for n, names in self.merged.items() if names]
-        if self._noisy is None:
-            merged_steps = [s for s in self.graph.steps if any(out in chosen for out in s.outputs)]
-            self._noisy = StepResults(self.model, self.specs, merged_steps, noise=missing)
+        merged_steps = [s for s in self.graph.steps if any(out in chosen for out in s.outputs)]
+        noisy = StepResults(self.model, self.specs, merged_steps, noise=missing)  # anew: its seeded noise starts again
         found = dict.fromkeys(chosen, 0.0)
         for _ in range(_ENVELOPE_RUNS):
-            got = self._noisy.evaluate(values)
+            got = noisy.evaluate(values)
             for name in chosen:
                 if name in got and name in self.graph.quantisation:
                     found[name] = max(found[name], self._moved(name, got[name], results[name]))

@@ -230,6 +230,7 @@ class _OrtSession(Session):
     def close(self) -> None:
         self.untouched.close()
         self.tapped.close()
+        self.steps = None
 
     @property
     def side(self) -> Side:

@@ -69,14 +69,26 @@ def command(
     With --model, each side's steps are judged against their real values, on the inputs that side itself had: the same
     verdicts and culprits as diff. Values that a dump lacks merge their steps. REF may be left out then.
     """
-    not_empty({"--model": model, "--names": names, "--json": json_to, "--preprocess": preprocess})
+    not_empty(
+        {
+            "--model": model,
+            "--names": names,
+            "--reference-names": reference_names,
+            "--json": json_to,
+            "--preprocess": preprocess,
+        }
+    )
     writable(json_to)
     if len(recordings) > 2:
         raise click.UsageError(f"compare takes one or two recordings, got {len(recordings)}")
+    given = click.get_current_context()
+    said = {p.opts[0] for p in given.command.params if _is_given(given, p.name or "")}
     if all(path.endswith(".json") for path in recordings):
+        if idle := sorted(said - {"--json", "recordings"}):
+            raise click.UsageError(f"two results are compared as they are: {idle[0]} belongs to recordings")
         return _compare_results(recordings, json_to)
-    if model is None and (split_at or inputs):
-        raise click.UsageError("--split-at and --input need --model")
+    if model is None and (idle := sorted(said & {"--split-at", "-i", "--preprocess", "--values"})):
+        raise click.UsageError(f"{' and '.join(idle)} need --model")
     from equivcheck.replay import compare
 
     progress = progress_line()
@@ -98,6 +110,10 @@ def command(
     progress("")
     show(result, json_to, verbose)
     return EXIT[result.verdict]
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def _compare_results(paths: tuple[str, ...], json_to: str | None) -> int:

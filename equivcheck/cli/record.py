@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -52,5 +53,5 @@ def command(model: str, spec: str, inputs: tuple[str, ...], preprocess: str | No
     size = sum(file.stat().st_size for file in place.iterdir())
     many = "1 sample" if len(loaded.samples) == 1 else f"{len(loaded.samples)} samples"
     click.echo(f"{place}: {many} on {engine.spec}, {size / 2**20:.1f} MB")
-    click.echo(f"next: equivcheck compare OTHER {place} --model {model}")
+    click.echo("next: " + shlex.join(["equivcheck", "compare", "OTHER", str(place), "--model", model]))
     return 0
