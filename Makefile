@@ -31,6 +31,12 @@ lint: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python tests/bench/vnpu.py
 	$(BIN)/python tests/bench/real_models.py
+	$(BIN)/python tests/bench/metrics.py
+	$(BIN)/python tests/bench/diff.py
+	$(BIN)/python tests/bench/causes.py
+	$(BIN)/python tests/bench/missing.py
+	$(BIN)/python tests/bench/recordings_memory.py
+	$(BIN)/python tests/bench/worker.py
 
 # The schema of --json, generated from the structs; a test holds the committed file to them.
 schema: $(VENV)/.installed

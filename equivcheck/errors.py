@@ -5,7 +5,7 @@
     EquivcheckError                what went wrong, in one line, with the way out       exit 2
      +-- ModelError                a model that cannot be read, or not as asked
      |    +-- SelectorError        a --split-at that selects nothing, or too much
-     |    +-- UnsupportedModel     readable, but outside of what this operation can do
+     |    +-- UnsupportedModel     readable, but outside of what this operation can do (ConvertError: no TFLite form)
      +-- InputError                feeds: missing, misnamed, misshapen, not finite
      |    +-- RecipeError          a preprocessing recipe that does not parse or fit
      +-- SpecError                 a backend SPEC that does not parse

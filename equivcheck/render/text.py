@@ -12,6 +12,7 @@ from equivcheck.result import Culprit, Result, Side, StepError, Tensor
 _SHOWN_POINTS = 4
 _SHOWN_CULPRITS = 3
 _SHOWN_TENSORS = 8
+_SUMMING = ("Conv", "Gemm", "MatMul", "Pool", "Reduce")  # what sums products or codes
 _SHOWN_TASKS = 3
 _NAME_WIDTH = 26
 _LABEL_WIDTH = 11
@@ -139,7 +140,7 @@ def _evidence(culprit: Culprit, tensor: Tensor, error: StepError, kind: str) -> 
         lines.append(f"      who     the reference {rounds} {reference.n}, by exact arithmetic on its own inputs")
     if culprit.cause is not None:
         lines.append(f"      looks   {culprit.cause.evidence}")
-    if not error.merged and tensor.candidate.scale is not None:
+    if not error.merged and any(op in (culprit.op_type or "") for op in _SUMMING):
         lines.append("      not     the order of summation: int32 sums of int8 products are exact in any order")
     if error.merged:
         lines.append(f"      merged  with {', '.join(map(_short, error.merged))}: not delivered by this side")

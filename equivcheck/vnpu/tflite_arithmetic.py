@@ -59,8 +59,9 @@ def unary_table(op: Table) -> Array:
         "Tanh": tflite_kernels.tanh_codes,
     }
     if op.kind in pinned:
-        narrow = x.all().astype(x.dtype)
-        return pinned[op.kind](narrow, x.scale, x.zero, out.scale, out.zero).astype(out.dtype)
+        narrow, shift = x.all().astype(x.dtype), out.low - x.low  # the kernel knows one kind of codes, its input's
+        made = pinned[op.kind](narrow, x.scale, x.zero, out.scale, out.zero - shift)
+        return (made.astype(np.int32) + shift).astype(out.dtype)
     return _quantised(islands.evaluate(op, _float(x).astype(np.float64)).astype(np.float32), out, bounds)
 
 
@@ -118,7 +119,9 @@ def resize_linear(op: Resize) -> Callable[[Array], Array] | None:
     flags = {"align_corners": (True, False), "half_pixel": (False, True), "asymmetric": (False, False)}
     found = flags.get("half_pixel" if op.coordinates == "pytorch_half_pixel" else op.coordinates)
     grown = None if op.factors is None else [(axis, f) for axis, f in zip(op.axes, op.factors, strict=True) if f != 1]
-    if op.coordinates == "pytorch_half_pixel" and 1 in (op.sizes or ()):
+    if op.coordinates == "pytorch_half_pixel" and any(
+        size == 1 for axis, size in zip(op.axes, op.sizes or (), strict=False) if axis > 1
+    ):
         return None
     if found is None or (grown is not None and any(f != int(f) for _, f in grown)):
         return None  # TFLite takes the ratio of the sizes: the same where a factor is whole
