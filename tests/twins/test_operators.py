@@ -20,8 +20,8 @@ REFUSED = {
     ("AveragePool", "same"): "windows of different sizes",
     ("ReduceSum", "dropped"): "ReduceSum over other than the spatial axes",
     ("ReduceSum", "all"): "ReduceSum over other than the spatial axes",
-    **{("Resize", f"linear {mode}{scale}"): "linear Resize" for mode in ("half_pixel_symmetric", "pytorch_half_pixel")
-       for scale in ("", " rescaled")},
+    ("Resize", "linear half_pixel_symmetric"): "linear Resize",
+    ("Resize", "linear half_pixel_symmetric rescaled"): "linear Resize",
     ("Resize", "linear by (1.5, 0.7)"): "linear Resize",
     ("Resize", "crop"): "linear Resize",
     ("Resize", "crop nearest"): "tf_crop_and_resize",
