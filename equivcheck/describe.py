@@ -60,8 +60,11 @@ class Suggestion(msgspec.Struct, frozen=True):
 
 
 class Description(msgspec.Struct, frozen=True):
+    """What a model is made of. Of a .tflite file `ir_version` is its schema's, `opsets` is empty and `nodes` are operators."""
+
     schema: str
     path: str
+    format: str
     sha256: str
     ir_version: int
     opsets: dict[str, int]
@@ -90,11 +93,12 @@ def describe(model: OnnxModel) -> Description:
     return Description(
         schema=SCHEMA,
         path=model.path,
+        format=model.format,
         sha256=model.sha256,
-        ir_version=proto.ir_version,
+        ir_version=model.ir_version,
         opsets=model.opsets,
-        producer=f"{proto.producer_name} {proto.producer_version}".strip(),
-        nodes=len(proto.graph.node),
+        producer=model.producer,
+        nodes=len(graph.originals),
         steps=len(graph.steps),
         inputs=[_port(graph, name) for name in graph.inputs],
         outputs=[_port(graph, name) for name in graph.outputs],
@@ -178,14 +182,15 @@ def _suggestions(graph: Graph) -> list[Suggestion]:
     """The operators worth splitting at, most telling first, and the last linear one; else the middle of the model."""
     by_op: dict[str, list[Step]] = {}
     for step in graph.steps:
-        for name in dict.fromkeys(_original(graph, index) for index in step.nodes):
+        written = graph.nodes[step.main].op_type  # in ONNX's words, where the file is of another format
+        for name in dict.fromkeys([*(_original(graph, index) for index in step.nodes), written]):
             by_op.setdefault(TWINS.get(name, name), []).append(step)
     found = [_suggestion(graph, op, steps[0]) for op in _WORTH_TRYING if (steps := by_op.get(op))]
     linear = [step for op in ("Conv", "Gemm", "MatMul") for step in by_op.get(op, [])]
     if linear:
         last = max(linear, key=lambda step: step.id)
         if last.id not in {point.step for point in found}:
-            found.append(Suggestion(f"#{last.id}", last.op_type, 1, last.id))
+            found.append(Suggestion(f"#{last.id}", _called(graph, last), 1, last.id))
     if not found and graph.steps:
         middle = graph.steps[len(graph.steps) // 2]
         found.append(Suggestion(f"#{middle.id}", middle.op_type, 1, middle.id))
@@ -201,11 +206,18 @@ def _suggestion(graph: Graph, op: str, first: Step) -> Suggestion:
     """The shortest selector of the first `op` that means nothing else in this model."""
     points = select(graph, [f"op:{op}"], TWINS)
     step = points[0].step or first
-    for text in (op if len(points) == 1 else f"{op}#1", f"op:{op}"):
+    kind = _called(graph, step) if step.op_type == op else op
+    for text in (kind, f"{kind}#1", op, f"{op}#1", f"op:{op}"):
         try:
             found = select(graph, [text], TWINS)
         except SelectorError:  # a node or value has that name too
             continue
         if len(found) == 1 and found[0].step is step:
-            return Suggestion(text, op, len(points), step.id)
-    return Suggestion(f"#{step.id}", op, len(points), step.id)
+            return Suggestion(text, kind, len(points), step.id)
+    return Suggestion(f"#{step.id}", kind, len(points), step.id)
+
+
+def _called(graph: Graph, step: Step) -> str:
+    """What the file calls the operator of a step: MEAN in a .tflite file; Conv in ONNX, also where it is a QLinearConv."""
+    kind = graph.main_node(step).op_type
+    return TWINS.get(kind, kind)

@@ -423,7 +423,8 @@ def _numpy_type(name: str, path: Path) -> np.dtype[Any]:
     if name in _ML_TYPES:
         import ml_dtypes  # late: only these types need it
 
-        return np.dtype(getattr(ml_dtypes, _ML_TYPES[name]))
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _ML_TYPES[name]))
+        return found
     raise RecordingError(f"{path} holds a tensor of type {name}, which is not known here", asked=name)
 
 

@@ -13,14 +13,14 @@ misleads (definitions: `equivcheck.result.Metrics` and `StepError`):
 
 | key | on | what it limits, and when it misleads |
 |---|---|---|
-| excess | local | LSB of one step beyond correct rounding: the definition of a legal step. Blind to codes that this input clamps |
-| max_lsb | both | largest distance in LSB. Accumulated, a correct engine reaches 75 LSB inside a real network: it grows with depth |
+| excess | local | LSB of one step beyond correct rounding: what legal means. Blind to codes that this input clamps |
+| max_lsb | both | largest distance in LSB. Grows with depth: correct engines reach 75 LSB inside a real network |
 | max_abs | accumulated | the same in stored units; of codes it means nothing where the two sides are quantised differently |
-| bias_lsb | both | mean distance, signed. Correct kernels reach 0.53 (double rounding, ties), and a fault of both signs has none |
+| bias_lsb | both | mean distance, signed. Correct kernels reach 0.53 (double rounding); a fault of both signs has none |
 | mismatch_share | both | share of unequal elements: says how often, never how far; 0.84 is reached by rounding alone |
 | cosine | accumulated | a lower bound on the angle. One wrong channel of 64 leaves 0.994; a constant factor leaves 1 |
 | snr_db | accumulated | a lower bound on signal to noise. Falls with depth for correct engines too (19 dB measured) |
-| atol, rtol | accumulated | every element within atol + rtol * abs(reference), as numpy.isclose has it: rtol means nothing near zero |
+| atol, rtol | accumulated | every element within atol + rtol * abs(reference); rtol means nothing near zero |
 
 Cosine and SNR are of real values, not of codes: a large zero point makes any two code tensors look alike.
 Sources: the figures are measured by `tests/bench/faults.py` and `tests/bench/legal.py`; isclose is numpy's definition.

@@ -19,6 +19,7 @@ from equivcheck.referee import ExactReferee, float32_bound, float_value_bound
 from equivcheck.truth import StepResults
 
 _ENVELOPE_RUNS = 8
+_TELLING = 0.25  # an envelope above that share of the error tells nothing about it
 Declared = Mapping[str, tuple[float, str]]
 
 
@@ -118,12 +119,17 @@ class Weigher:
         return {out for step in self.graph.steps if name in step.inputs for out in step.outputs}
 
     def believed(self, found: Weighed, doubted: Collection[str], without: Weighed, declared: Declared) -> Weighed:
-        """Take `without` (weighed without the doubted values) where it makes all their readers legal, else `found`."""
+        """Take `without` (weighed without the doubted values) where it makes all their readers legal, else `found`.
+
+        Only where the noise that the value left out may legally have is small beside the error that its dump makes: wide
+        enough, it would acquit anything.
+        """
         proved = {
             name
             for name in doubted
             if (made := self._made_from(name) & without.tallies.keys())
             and all(legal(self.graph, out, without.tallies[out], declared) for out in made)
+            and any(without.tallies[out].envelope < _TELLING * found.tallies[out].excess for out in made)
         }
         if not proved:
             return found

@@ -48,7 +48,9 @@ class Environment:
 
 # The oldest Python that the travelling files promise to run on, with the last onnxruntime that was built for it.
 PYTHON38 = Environment("python38", "3.8", ("numpy==1.24.4", "onnxruntime==1.19.2"))
-ENVIRONMENTS = (PYTHON38,)
+# The last tflite-runtime, as boards have it: Python below 3.12, numpy below 2.
+TFLITE_RUNTIME = Environment("tflite-runtime", "3.11", ("numpy==1.26.4", "tflite-runtime==2.14.0"))
+ENVIRONMENTS = (PYTHON38, TFLITE_RUNTIME)
 
 
 def _python(version: str) -> str:

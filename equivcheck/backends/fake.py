@@ -28,8 +28,8 @@ class FakeBackend(Backend):
 
     `change` takes all stored values (arrays it may write to) and returns those to deliver; a value it leaves out is
     absent. What it changes, later values are computed from, as in an engine whose step is wrong; with `stale`, only the dump
-    of that value is wrong, as of memory that was used again. `refuse` and `crash` make loading, or the run of the named sample, fail as an engine would. It can run no other
-    model, so it gives no second opinion.
+    of that value is wrong, as of memory that was used again. `refuse` and `crash` make loading, or the run of the named
+    sample, fail as an engine would. It can run no other model, so it gives no second opinion.
     """
 
     name = "fake"

@@ -161,7 +161,7 @@ class _OrtSession(Session):
     def _prepare(self) -> None:
         """Tap in the next way that is left: the optimised graph, or the model itself."""
         wanted = [name for name in self.graph.stored if name not in self.graph.inputs]
-        self.never = {name: why for name in wanted if (why := _not_for_python(self.graph, name))}
+        self.never = {name: why for name in wanted if (why := not_for_python(self.graph, name))}
         if self.attempts:
             self._tap_optimised(self.attempts.pop(0))
             return
@@ -346,7 +346,7 @@ def _with_outputs(proto: onnx.ModelProto, names: Sequence[str] | Mapping[str, No
     return bytes(proto.SerializeToString() + extra.SerializeToString())
 
 
-def _not_for_python(graph: Graph, name: str) -> str:
+def not_for_python(graph: Graph, name: str) -> str:
     """Why ONNX Runtime cannot hand this value to Python, or nothing."""
     value = graph.values.get(name)
     dtype = value.dtype if value is not None else None

@@ -33,15 +33,17 @@ def _lines(found: Description) -> list[str]:
     opsets = ", ".join(
         f"{domain} {version}" for domain, version in found.opsets.items() if domain in ("ai.onnx", "com.microsoft")
     )
+    things = "operators" if found.format == "tflite" else "nodes"
+    version = f"schema {found.ir_version}" if found.format == "tflite" else f"IR {found.ir_version}, {opsets}"
     producer = f", by {found.producer}" if found.producer else ""
     weights = f"{found.parameters:,} parameters, {_size(found.weight_bytes)}"
     outside = f", {_size(found.external_bytes)} of it in external files" if found.external_bytes else ""
     lines = [
         f"{found.path}",
-        f"  onnx       IR {found.ir_version}, {opsets}{producer}, sha256 {found.sha256[:8]}",
+        f"  {found.format:10} {version}{producer}, sha256 {found.sha256[:8]}",
         *(f"  input      {_port(port)}" for port in found.inputs),
         *(f"  output     {_port(port)}" for port in found.outputs),
-        f"  graph      {found.nodes} nodes, {found.steps} steps; {weights}{outside}",
+        f"  graph      {found.nodes} {things}, {found.steps} steps; {weights}{outside}",
         f"  operators  {_counts(found.ops)}",
         f"  quantised  {scheme.form}{'' if not scheme.activations else '; values ' + _counts(scheme.activations)}",
     ]

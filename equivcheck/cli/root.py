@@ -15,6 +15,7 @@ _COMMANDS = {
         "Cut a model in two at a node, and prove that both parts together are the model.",
     ),
     "inspect": ("equivcheck.cli.inspect", "What a model is made of: quantisation, operators, where to split it."),
+    "convert": ("equivcheck.cli.convert", "A quantised ONNX model as a .tflite file that computes the same, proved."),
     "backends": ("equivcheck.cli.backends", "What can run here, and what its arithmetic is proved against."),
 }
 

@@ -1,8 +1,8 @@
 """Selectors: the text after --split-at, turned into nodes, steps or values of a graph.
 
 Tried in this order: a prefix (`op:`, `node:`, `value:`; the rest literal), `#N` (step), exact op_type (with its quantised
-twin; `domain::op_type` for the others), exact node name, exact value name, `Conv#2` (the second Conv), glob. A name that
-means different things is an error that lists the prefixed forms.
+twin, and ONNX's name of a TFLite operator; `domain::op_type` for the others), exact node name, exact value name, `Conv#2` (the
+second Conv), glob. A name that means different things is an error that lists the prefixed forms.
 """
 
 from __future__ import annotations
@@ -98,7 +98,13 @@ class _Selector:
 
     def _is_op(self, node: Node, name: str) -> bool:
         full = f"{node.domain or 'ai.onnx'}::{node.op_type}"
-        return name in (node.op_type, full) or self.twins.get(node.op_type) == name
+        return name in (node.op_type, full) or self.twins.get(node.op_type) == name or self._written_as(node, name)
+
+    def _written_as(self, node: Node, op_type: str) -> bool:
+        """Whether a node of another format stands in the graph as this operator: MEAN as GlobalAveragePool, say."""
+        step = self.step_of.get(node.index)
+        main = self.graph.nodes[step.main] if step is not None else None
+        return main is not None and main.origin == node.index and main.op_type == op_type
 
     def _by_node(self, name: str, selector: str) -> list[Selected]:
         return [

@@ -110,7 +110,7 @@ def test_running_out_of_memory_is_2_with_advice(run: Run, digits: Path, monkeypa
 MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "no model": (["diff"], ["Missing argument 'MODEL'", "--help"]),
     "no such command": (["dif", "M"], ["no command 'dif'", "did you mean 'diff'"]),
-    "no such file": (["diff", "digit.onnx"], ["no such model: digit.onnx", "give the path of an .onnx file"]),
+    "no such file": (["diff", "digit.onnx"], ["no such model: digit.onnx", "give the path of an .onnx or .tflite file"]),
     "near file": (["diff", "good.onx"], ["no such model: good.onx", "nearest: good.onnx"]),
     "a folder": (["diff", "."], ["cannot read .", "Is a directory"]),
     "empty file": (["diff", "empty.onnx"], ["empty.onnx is not an ONNX model", "give an .onnx file"]),
@@ -135,14 +135,14 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "no such input": (["diff", "M", "-i", "okk.npy"], ["no file okk.npy", "nearest: ok.npy"]),
     "picture for two": (["diff", "two.onnx", "-i", "ok.npy"], ["for one input", "a (float32 1x3x8x8)", "-i NAME=FILE"]),
     "open dimensions": (["diff", "open.onnx"], ["open dimensions", "random:0:1x3x"]),
-    "unknown backend": (["diff", "M", "-c", "snpe"], ["unknown backend 'snpe'", "known here: ort, vnpu"]),
+    "unknown backend": (["diff", "M", "-c", "snpe"], ["unknown backend 'snpe'", "known here: ort, qnn, recorded, script"]),
     "near backend": (["diff", "M", "-c", "vpnu"], ["unknown backend 'vpnu'", "nearest: vnpu"]),
     "unknown reference": (["diff", "M", "-r", "snpe"], ["unknown backend 'snpe'"]),
     "unknown option": (["diff", "M", "-c", "ort:optimisation=all"], ["no option 'optimisation'", "optimization"]),
     "unknown choice": (["diff", "M", "-c", "ort:optimization=max"], ["not one of all, extended, basic, disable"]),
     "not a number": (["diff", "M", "-c", "ort:threads=two"], ["threads=two is not a number"]),
     "bad spec": (["diff", "M", "-c", "ort:"], ["column 5", "expected KEY=VALUE"]),
-    "no transport": (["diff", "M", "-c", "ort@ssh=board"], ["in this process only", "leave out"]),
+    "no transport": (["diff", "M", "-c", "ort@ssh=board.invalid"], ["no machine of that name", "check the name"]),
     "json to nowhere": (["diff", "M", "--json", "no/x.json"], ["cannot write no/x.json", "no folder no", "make it"]),
     "json to a folder": (["diff", "M", "--json", "."], ["it is a folder", "name a file"]),
     "save over a file": (["diff", "M", "--save", "ok.npy"], ["cannot write", "ok.npy"]),
@@ -366,6 +366,7 @@ EQUIVALENT   9 of 9 steps judged; every judged step is a legal evaluation of the
   model output
     output  #9 Gemm               logits     int8  NPU              0.00 (0.15)    0            N LSB  NN.N dB  equivalent
 
+  task       top-1 the same (0), margin 7N LSB; top-5 5 of 5
   LSB = one quantisation step of that tensor; limits: semantics
   next       -v all 9 steps   --json -   --save DIR keeps the recordings
   again      equivcheck diff ...

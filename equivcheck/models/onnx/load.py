@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import onnx
@@ -64,11 +64,20 @@ class OnnxModel:
         return {entry.domain or "ai.onnx": entry.version for entry in self.proto.opset_import}
 
     @property
+    def ir_version(self) -> int:
+        return int(self.proto.ir_version)
+
+    @property
+    def producer(self) -> str:
+        """What wrote the file, and its version."""
+        return f"{self.proto.producer_name} {self.proto.producer_version}".strip()
+
+    @property
     def external(self) -> bool:
         """True where weights stay in files beside the model, because together they do not fit into one protobuf."""
         return bool(external_tensors(self.proto))
 
-    def with_input_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> OnnxModel:
+    def with_input_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> Self:
         """Return this model with the named graph inputs fixed to `shapes`; itself where nothing is symbolic."""
         symbolic = [
             port.name
@@ -95,9 +104,9 @@ class OnnxModel:
 
 
 def load_model(path: str | os.PathLike[str]) -> OnnxModel:
-    """Read an ONNX model from `path`.
+    """Read an ONNX or TFLite model from `path`; of a .tflite file a `models.tflite.load.TfliteModel`.
 
-    Raises ModelError when there is no such file, it is not ONNX, or it breaks off.
+    Raises ModelError when there is no such file, it is neither, or it breaks off.
     """
     file = Path(path)
     try:
@@ -110,7 +119,7 @@ def load_model(path: str | os.PathLike[str]) -> OnnxModel:
             f"no such model: {path}",
             asked=str(path),
             nearest=near(file.name, siblings),
-            hint="give the path of an .onnx file",
+            hint="give the path of an .onnx or .tflite file",
         ) from None
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}", asked=str(path)) from error
@@ -118,9 +127,11 @@ def load_model(path: str | os.PathLike[str]) -> OnnxModel:
 
 
 def model_from_bytes(content: bytes, path: str) -> OnnxModel:
-    """Parse a serialised ModelProto; `path` names it in messages and finds its external data."""
+    """Parse a serialised ModelProto, or a .tflite file; `path` names it in messages and finds its external data."""
     if content[4:8] == b"TFL3":
-        raise ModelError(f"{path} is a TFLite model", hint="this version reads ONNX; convert it, or use its ONNX twin")
+        from equivcheck.models.tflite.load import tflite_from_bytes
+
+        return tflite_from_bytes(content, path)
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(content)
@@ -137,16 +148,26 @@ def model_from_bytes(content: bytes, path: str) -> OnnxModel:
     return OnnxModel(path, hashlib.sha256(content).hexdigest(), proto, outside)
 
 
-def graph_of(form: QdqForm, proto: onnx.ModelProto, folder: Path) -> Graph:
-    """Build the format-free view of a model in QDQ form; `proto` is the file it came from, in `folder`."""
+def graph_of(
+    form: QdqForm,
+    proto: onnx.ModelProto,
+    folder: Path,
+    originals: Sequence[Node] | None = None,
+    kind: type[Graph] = Graph,
+) -> Graph:
+    """Build the format-free view of a model in QDQ form; `proto` is the file it came from, in `folder`.
+
+    `originals` are the nodes as the file has them, and `kind` the class of the view, where that is not an ONNX file.
+    """
     graph = form.proto.graph
     initial = {tensor.name for tensor in graph.initializer} | {s.values.name for s in graph.sparse_initializer}
-    originals = [_node(index, node, -1, _opset(proto)) for index, node in enumerate(proto.graph.node)]
+    if originals is None:
+        originals = [_node(index, node, -1, _opset(proto)) for index, node in enumerate(proto.graph.node)]
     nodes = [
         _node(index, node, origin, _opset(form.proto))
         for index, (node, origin) in enumerate(zip(graph.node, form.origins, strict=True))
     ]
-    return Graph(
+    return kind(
         nodes=nodes,
         values=_values(form.proto),
         inputs=[port.name for port in graph.input if port.name not in initial],

@@ -41,8 +41,8 @@ def test_a_model_that_breaks_off_is_refused(share: float) -> None:
         model_from_bytes(content[: int(len(content) * share)], "m.onnx")
 
 
-def test_a_tflite_file_is_called_by_its_name() -> None:
-    with pytest.raises(ModelError, match="is a TFLite model"):
+def test_a_tflite_file_that_breaks_off_is_called_by_its_name() -> None:
+    with pytest.raises(ModelError, match="not a TFLite model, or it breaks off"):
         model_from_bytes(b"\x1c\x00\x00\x00TFL3rest", "m.tflite")
 
 
