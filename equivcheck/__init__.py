@@ -11,6 +11,7 @@ TYPE_CHECKING = False  # as type checkers know it; `typing` itself would be most
 if TYPE_CHECKING:
     from typing import Any
 
+    from equivcheck.bundle import pack_bundle
     from equivcheck.check import assert_equivalent, diff
     from equivcheck.errors import EquivcheckError, Inconclusive
     from equivcheck.parts import split
@@ -27,6 +28,7 @@ __all__ = [
     "assert_equivalent",
     "compare",
     "diff",
+    "pack_bundle",
     "record",
     "split",
 ]
@@ -35,6 +37,7 @@ _HOMES = {
     "diff": "equivcheck.check",
     "assert_equivalent": "equivcheck.check",
     "compare": "equivcheck.replay",
+    "pack_bundle": "equivcheck.bundle",
     "record": "equivcheck.recorder",
     "split": "equivcheck.parts",
     "Result": "equivcheck.result",

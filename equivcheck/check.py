@@ -65,6 +65,7 @@ def diff(
     tolerance: str | os.PathLike[str] | Tolerance | None = None,
     second_opinion: bool | None = None,
     save_to: str | os.PathLike[str] | None = None,
+    keep_going: bool = False,
     progress: Progress | None = None,
     again: str | None = None,
 ) -> Result:
@@ -72,6 +73,7 @@ def diff(
 
     `inputs`: None (seeded random), a file, an array (of the only input), a dict by input name, or a list of these.
     `split_at`: selectors (see `equivcheck.models.select`). `second_opinion`: None asks each backend whether it is cheap.
+    `keep_going`: an engine's failure on one sample does not end the run; the others are judged.
     Raises EquivcheckError for a mistake in what was asked; an engine's failure becomes an inconclusive Result.
     """
     whole = model if isinstance(model, OnnxModel) else load_model(model)
@@ -88,6 +90,7 @@ def diff(
             tolerance=load_tolerance(tolerance),
             second_opinion=second_opinion,
             save_to=Path(save_to) if save_to is not None else None,
+            keep_going=keep_going,
             notes=loaded.notes,
             again=again or "",
             progress=progress or (lambda text: None),
@@ -127,6 +130,7 @@ class Request:
     tolerance: Tolerance = field(default_factory=Tolerance)
     second_opinion: bool | None = None
     save_to: Path | None = None
+    keep_going: bool = False
     notes: Sequence[str] = ()
     again: str = ""
     progress: Progress = lambda text: None
@@ -167,9 +171,8 @@ class _Run:
 
     def _side(self, role: str, backend: Backend, model: OnnxModel) -> _Side:
         folder = self.request.save_to
-        if folder is None:
-            return _Side(backend, model)
-        return _Side(backend, model, writer_for(folder / role, model, backend))
+        writer = None if folder is None else writer_for(folder / role, model, backend)
+        return _Side(backend, model, writer, self.request.progress)
 
     # -- the whole run -------------------------------------------------------------------------------------------------
 
@@ -180,13 +183,16 @@ class _Run:
             for number, sample in enumerate(request.samples, 1):
                 request.progress(f"sample {number} of {len(request.samples)}: {sample.id}")
                 found = self._sample(sample, last=number == len(request.samples))
-                if found is None:
+                if found is not None:
+                    evidence.append(found)
+                elif not (request.keep_going and self.reference.opened and self.candidate.opened):
                     break
-                evidence.append(found)
-            else:
+            if len(evidence) == len(request.samples):
                 self._keep()
         finally:
             self._close()
+        if request.keep_going:
+            self._tell_lost()
         if not evidence:
             evidence = [Evidence(sample.info, {}, {}, {}) for sample in request.samples]
         return judge(self._case(evidence))
@@ -204,12 +210,22 @@ class _Run:
         try:
             return self._measure(sample, ref, cand)
         except EngineError as error:
-            self.candidate.broke = f"its values could not be weighed: {error}"
+            self.candidate.lose(sample.id, f"its values could not be weighed: {error}")
             return None
 
     def _close(self) -> None:
         for side in (self.reference, self.candidate):
             side.close()
+
+    def _tell_lost(self) -> None:
+        """Name the samples on which a side failed, and how many they are."""
+        for role, side in (("reference", self.reference), ("candidate", self.candidate)):
+            self.notes += [f"the {role} failed on {sample}: {why}" for sample, why in side.lost.items()]
+            if side.lost:
+                first, why = next(iter(side.lost.items()))
+                side.broke = (
+                    f"{len(side.lost)} of {len(self.request.samples)} samples failed, the first is {first}: {why}"
+                )
 
     def _add_task(self, sample: str, ref: Recording, cand: Recording) -> None:
         """What the difference at the outputs means: of the untouched outputs, or of what was stored of them."""
@@ -373,12 +389,13 @@ class _Run:
                 self.request.progress("second opinion: the candidate on the isolated model")
                 self.second = SecondOpinion(self.candidate.backend, self.candidate.model, usable)
             got = self.second.run(ref_values)
-            local["fed"], bounds["fed"] = weigher.weigh_against(reals, got, ref_values, self.plan.rows, declared)
+            rows = self._askable(weigher)
+            local["fed"], bounds["fed"] = weigher.weigh_against(reals, got, ref_values, rows, declared)
             looks["fed"] = self._looks(self.candidate, local["fed"], got, ref_values, reals)
             if self.stressed is None:
                 codes = random_codes(self.graph, ref_values)
                 reals, got = weigher.steps.evaluate(codes), self.second.run(codes)
-                self.stressed = weigher.weigh_against(reals, got, codes, self.plan.rows, declared)
+                self.stressed = weigher.weigh_against(reals, got, codes, rows, declared)
                 local["stress"], bounds["stress"] = self.stressed
                 looks["stress"] = self._looks(self.candidate, local["stress"], got, codes, reals)
         except EngineError as error:
@@ -386,6 +403,15 @@ class _Run:
                 self.notes.append(f"no second opinion: the candidate would not run the isolated model ({error})")
             if self.second is not None:
                 self.second.failed = True
+
+    def _askable(self, weigher: Weigher) -> list[str]:
+        """The rows a second opinion is about: steps the candidate itself ran when deployed, with all their inputs known."""
+        on_cpu = {placed.step for placed in self.candidate.side.placement if placed.where == "cpu"}
+        return [
+            name
+            for name in self.plan.rows
+            if self.graph.step_of_value[name].id not in on_cpu and not weigher.merged.get(name)
+        ]
 
     # -- handing over --------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equivcheck.backends.base import Backend, Session
+from equivcheck.backends.long import KeptHeads, LongSession
 from equivcheck.backends.registry import backend as find_backend
 from equivcheck.engines.ort import OrtEngine
 from equivcheck.errors import EngineError, InputError, ModelError
@@ -28,16 +31,27 @@ Progress = Callable[[str], None]
 
 
 class Recorder:
-    """Runs samples on one backend. An engine's failure ends in `broke` (its last words), not in an exception.
+    """Runs samples on one backend. An engine's failure ends in `broke` (its last words) and in `lost` (by sample), not in an
+    exception.
 
-    With a `writer`, every recorded sample is kept at once, and samples that an interrupted job has finished are not run.
+    With a `writer`, every recorded sample is kept at once, and samples that an interrupted job has finished are not run;
+    of a sample that takes many runs (`LongSession`), what those gave is kept until the sample is whole. `progress` hears
+    how far such a sample is.
     """
 
-    def __init__(self, backend: Backend, model: OnnxModel, writer: Writer | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        model: OnnxModel,
+        writer: Writer | None = None,
+        progress: Progress = lambda text: None,
+    ) -> None:
         self.backend = backend
         self.model = model
         self.writer = writer
+        self.progress = progress
         self.broke: str | None = None
+        self.lost: dict[str, str] = {}
         self.last: Recording | None = None
         self.delivered: dict[str, ValueInfo] = {}
         self.absent: dict[str, str] = {}
@@ -51,13 +65,23 @@ class Recorder:
         try:
             self.last = self._finished(sample) or self._run(sample)
         except EngineError as error:
-            self.broke = str(error)
+            self.lose(sample.id, str(error))
             return None
         self.absent |= self.last.absent
         for name, array in self.last.values.items():
             if name not in self.delivered:
                 self.delivered[name] = value_info(array, self.last.quantisation.get(name))
         return self.last
+
+    def lose(self, sample: str, reason: str) -> None:
+        """Keep why there is nothing of `sample`."""
+        self.broke = reason
+        self.lost[sample] = reason
+
+    @property
+    def opened(self) -> bool:
+        """Whether the engine took the model, now or in the job that this one goes on with."""
+        return self._session is not None or self._resumed_side is not None
 
     def _finished(self, sample: Sample) -> Recording | None:
         found = None if self.writer is None else self.writer.finished(sample.info)
@@ -70,10 +94,23 @@ class Recorder:
     def _run(self, sample: Sample) -> Recording:
         if self._session is None:
             self._session = self.backend.open(self.model)
+        kept = self._kept(sample)
+        if isinstance(self._session, LongSession):
+            self._session.tell = lambda text: self.progress(f"{sample.id}, {self.backend.name}: {text}")
+            self._session.kept = None if kept is None else KeptHeads(kept)
         recording = _tensors_only(self._session.run(sample.id, sample.arrays()))
-        if self.writer is not None:
+        if self.writer is not None and kept is not None:
             self.writer.add(recording, sample.info, self._session.side)
+            shutil.rmtree(kept.parent, ignore_errors=True)
         return recording
+
+    def _kept(self, sample: Sample) -> Path | None:
+        """Where parts of this sample are kept: beside the unfinished recording, by what was fed."""
+        if self.writer is None:
+            return None
+        fed = "".join(f"{feed.name} {feed.sha256} " for feed in sample.info.feeds)
+        beside = self.writer.scratch.with_name(self.writer.scratch.name + ".heads")
+        return beside / hashlib.sha256(fed.encode()).hexdigest()[:16]
 
     @property
     def side(self) -> Side:
@@ -124,7 +161,7 @@ def record_samples(
     check_feeds(model.graph, samples)
     fixed = model.with_input_shapes(input_shapes(samples))
     writer = writer_for(folder, fixed, backend)
-    recorder = Recorder(backend, fixed, writer)
+    recorder = Recorder(backend, fixed, writer, progress)
     try:
         for number, sample in enumerate(samples, 1):
             progress(f"sample {number} of {len(samples)}: {sample.id}")
@@ -223,9 +260,9 @@ def model_info(model: OnnxModel) -> Model:
         path=model.path,
         sha256=model.sha256,
         format=model.format,
-        ir_version=model.proto.ir_version,
+        ir_version=model.ir_version,
         opsets=model.opsets,
-        nodes=len(model.proto.graph.node),
+        nodes=len(model.graph.originals),
         scheme=scheme(model),
     )
 

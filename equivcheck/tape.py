@@ -1,4 +1,4 @@
-"""What can be played back instead of run: a recording folder of ours, or a dump that another tool left."""
+"""What can be played back instead of run: a recording of ours, what came back of a bundle, or a dump of another tool."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from equivcheck.carried import Carried, is_carried
 from equivcheck.dumps import Dump, Which, load_dump
 from equivcheck.errors import RecordingError
 from equivcheck.inputs import Feed, Sample
@@ -72,11 +73,13 @@ def open_tape(
     names: str | os.PathLike[str] | None = None,
     which: Which = "candidate",
 ) -> Tape:
-    """Open `path`: a recording of ours, or any dump that `equivcheck.dumps` reads (matched to `graph`, where given).
+    """Open `path`: a recording of ours, the results of a bundle (needs `graph`), or any dump that `equivcheck.dumps` reads
+    (matched to `graph`, where given).
 
-    Raises RecordingError when it is neither, or when `layout` or `names` are given for a recording, which has its own.
+    Raises RecordingError when it is none, or when `layout` or `names` are given for a recording, which has its own.
     """
-    if not (Path(path) / MANIFEST).is_file():
+    carried = is_carried(Path(path))
+    if not carried and not (Path(path) / MANIFEST).is_file():
         return _of_dump(load_dump(path, graph, layout=layout, names=names, side=which))
     if layout or names:
         raise RecordingError(
@@ -84,7 +87,7 @@ def open_tape(
             asked=str(path),
             hint="leave out the layout and the names file",
         )
-    return _of_recording(load(path))
+    return _of_carried(Carried(Path(path), graph)) if carried else _of_recording(load(path))
 
 
 def _of_recording(saved: Saved) -> Tape:
@@ -99,6 +102,11 @@ def _of_recording(saved: Saved) -> Tape:
         saved.model,
         declared=saved.declared,
     )
+
+
+def _of_carried(carried: Carried) -> Tape:
+    model = carried.packed.model
+    return Tape(carried.samples, carried.recording, carried.feed, carried.side, model, declared=carried.declared)
 
 
 def _of_dump(dump: Dump) -> Tape:

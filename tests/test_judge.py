@@ -156,7 +156,10 @@ def test_a_crash_on_a_later_sample_keeps_what_was_judged_before_it(digits: Path)
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda a: a.reshape(1, 32), "shape [1, 32] against [1, 32, 1, 1]; the same numbers in the same order: only reshaped"),
+        (
+            lambda a: a.reshape(1, 32),
+            "shape [1, 32] against [1, 32, 1, 1]; the same numbers in the same order: only reshaped",
+        ),
         (lambda a: a.astype(np.int32), "dtype int32 against int8"),
         (lambda a: a.astype(np.float32), "dtype float32 against int8"),
     ],

@@ -67,7 +67,9 @@ def test_different_inputs_are_named_with_the_change_that_would_make_them_match(d
     assert result.verdict == "different"
     assert result.culprits == []
     assert "not fed the same 'image'" in result.reason
-    assert all(t.local.candidate is None or t.verdict != "different" for t in result.tensors)  # no step is blamed for it
+    assert all(
+        t.local.candidate is None or t.verdict != "different" for t in result.tensors
+    )  # no step is blamed for it
 
 
 def test_a_dump_without_its_input_judges_the_steps_that_do_not_need_it(digits: Path, tmp_path: Path) -> None:

@@ -7,29 +7,31 @@ value: the engine compiles each as if it were the whole.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
 import onnx
-from onnx import helper
 
 from equivcheck.backends.base import Backend, Option, Runner, Session
+from equivcheck.backends.long import LongSession
 from equivcheck.backends.ort import parameters
 from equivcheck.backends.remote import DEFAULT_LIMIT, EngineFailed, Place, RemoteEngine, Travelling
 from equivcheck.backends.spec import Spec
+from equivcheck.engines.bundle_runner import Clock, spoken
 from equivcheck.errors import EngineCrashed, EngineError, EngineRefused, EngineTimeout, SpecError, near
 from equivcheck.models.graph import Array, Graph
-from equivcheck.models.onnx.cut import codes_of, dequantised, part, uniquely_named
+from equivcheck.models.onnx.cut import dequantised, uniquely_named
+from equivcheck.models.onnx.heads import Seen, head_to, wanted_values
 from equivcheck.models.onnx.load import OnnxModel
 from equivcheck.recording import Recording
 from equivcheck.result import Observation, Side
 
 T = TypeVar("T")
-_TYPED = frozenset("float16 float32 float64 int8 uint8 int16 uint16 int32 uint32 int64 uint64 bool".split())
 _GIVE_UP = 2  # values in a row on which the script died or hung: every further one would take as long
 
 
@@ -53,13 +55,14 @@ class ScriptBackend(Backend):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__(spec)
-        self.path, self._source = _script(self.chosen.get("file"))
+        self.path, self.source = _script(self.chosen.get("file"))
+        self.digest = hashlib.sha256(self.source).hexdigest()
         self._place = Place.of(spec)
 
     def engine(self) -> RemoteEngine:
         """A new worker with the script in it."""
         folder = str(self.path.parent) if self._place.ssh is None else None
-        settings = {"source": self._source, "name": self.path.name, "folder": folder}
+        settings = {"source": self.source, "name": self.path.name, "folder": folder}
         limit = float(self.chosen.get("timeout", DEFAULT_LIMIT))
         return RemoteEngine(self._place, Travelling("script.py", "ScriptEngine", settings), limit)
 
@@ -76,12 +79,27 @@ class ScriptBackend(Backend):
         outputs = [port.name for port in proto.graph.output]
         self.translated(lambda: engine.load(proto.SerializeToString(), {"outputs": outputs}))
 
+    @cached_property
+    def declared(self) -> Mapping[str, tuple[float, str]]:
+        """See `legal_excess`. A session that is open has asked already; else a worker is started for the question."""
+        with contextlib.closing(self.engine()) as engine:
+            return declared_by(engine.info())
+
+    def legal_excess(self) -> Mapping[str, tuple[float, str]]:
+        """What the script's `LEGAL_EXCESS` declares: op_type -> (LSB, reason)."""
+        return self.declared
+
     def translated(self, call: Callable[[], T]) -> T:
         """Let what the script raised be an EngineRefused."""
         try:
             return call()
         except EngineFailed as error:
             raise EngineRefused(f"{self.path.name} failed", last_words=str(error)) from error
+
+
+def declared_by(info: Mapping[str, Any]) -> dict[str, tuple[float, str]]:
+    """The wider limits that a script's `info` names, as `Backend.legal_excess` returns them."""
+    return {op_type: (float(limit), str(reason)) for op_type, (limit, reason) in info["legal_excess"].items()}
 
 
 def _script(given: str | None) -> tuple[Path, bytes]:
@@ -101,17 +119,7 @@ def _script(given: str | None) -> tuple[Path, bytes]:
         ) from error
 
 
-@dataclass
-class _Seen:
-    """What a run showed of the stored values, in codes where they are quantised."""
-
-    values: dict[str, Array]
-    how: dict[str, str]
-    failed: dict[str, str] = field(default_factory=dict)
-    off_grid: dict[str, float] = field(default_factory=dict)
-
-
-class _ScriptSession(Session):
+class _ScriptSession(LongSession):
     def __init__(self, backend: ScriptBackend, model: OnnxModel) -> None:
         started = time.perf_counter()
         self.backend = backend
@@ -119,7 +127,7 @@ class _ScriptSession(Session):
         self.graph: Graph = model.graph
         self.observe = backend.chosen["observe"]
         self.whole = uniquely_named(model.proto)
-        self.wanted = [name for name in self.graph.stored if name not in self.graph.inputs]
+        self.wanted = wanted_values(self.graph)
         self.engine = backend.engine()
         self.disturbed: bool | None = None
         try:
@@ -127,6 +135,7 @@ class _ScriptSession(Session):
         except BaseException:
             self.close()
             raise
+        backend.declared = declared_by(self.info)
         self.timings = {"load": time.perf_counter() - started}
 
     # -- running -------------------------------------------------------------------------------------------------------
@@ -135,7 +144,7 @@ class _ScriptSession(Session):
         started = time.perf_counter()
         outputs = self._call(self.whole, feeds)
         self.timings["run"] = time.perf_counter() - started
-        seen = _Seen(dict(feeds), dict.fromkeys(feeds, "fed"))
+        seen = Seen.of_feeds(self.graph, feeds)
         absent: dict[str, str] = {}
         if self.observe == "head":
             self._see_heads(seen, feeds, outputs)
@@ -143,6 +152,7 @@ class _ScriptSession(Session):
             self._see_extra_outputs(seen, feeds, outputs)
         else:
             absent = self._see_outputs(seen, outputs)
+        self.disturbed = seen.disturbed
         return Recording(
             sample=sample,
             values=seen.values,
@@ -162,63 +172,59 @@ class _ScriptSession(Session):
 
     # -- observing -----------------------------------------------------------------------------------------------------
 
-    def _see_heads(self, seen: _Seen, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+    def _see_heads(self, seen: Seen, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
         """One truncated model a value; one that the script refuses costs that value only."""
         lost = 0
-        self.disturbed = None
-        for name in self.wanted:
+        clock = Clock(len(self.wanted), "head")
+        # a head is no larger than the model, but each is compiled anew
+        self.tell(f"{len(self.wanted)} heads, at most about {spoken(len(self.wanted) * self.timings['run'])}")
+        for done, name in enumerate(self.wanted):
             if lost >= _GIVE_UP:
                 seen.failed[name] = f"not tried after the script died or hung on {lost} values in a row"
                 continue
+            self.tell(clock.at(done, name))
             shown = dequantised(self.graph, name)
             try:
-                got = self._call(self._part([shown]), feeds)
+                got = self._head(shown, feeds, clock)
             except EngineError as error:
                 seen.failed[name] = str(error)
                 lost = lost + 1 if isinstance(error, (EngineCrashed, EngineTimeout)) else 0
                 continue
             lost = 0
-            if shown in outputs and shown in got:  # a head that ends where the model does
-                self.disturbed = bool(self.disturbed) or not _equal(outputs[shown], got[shown])
-            self._take(seen, name, shown, got, "truncated model")
+            seen.compare_outputs(outputs, got)  # a head that ends where the model does
+            seen.take(name, shown, got, "truncated model")
 
-    def _see_extra_outputs(self, seen: _Seen, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
+    def _head(self, shown: str, feeds: Mapping[str, Array], clock: Clock) -> dict[str, Array]:
+        """Run the head that ends at `shown`, or take what an interrupted run kept of it."""
+        made = head_to(self.model, [shown])
+        if self.kept is None:
+            return self._call(made, feeds)
+        # what the engine says of itself is part of the key: another script, or version, is another run
+        told = f"{self.info['engine']} {self.info['version']} {self.backend.digest}".encode()
+        key = hashlib.sha256(told + made.SerializeToString(deterministic=True)).hexdigest()[:32]
+        array = self.kept.get(key)
+        if array is not None:
+            clock.skip()
+            return {shown: array}
+        got = self._call(made, feeds)
+        if shown in got:
+            self.kept.put(key, got[shown])
+        return got
+
+    def _see_extra_outputs(self, seen: Seen, feeds: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
         shown = {name: dequantised(self.graph, name) for name in self.wanted}
-        got = self._call(self._part([*self.graph.outputs, *shown.values()]), feeds)
+        got = self._call(head_to(self.model, [*self.graph.outputs, *shown.values()]), feeds)
         for name in self.wanted:
-            self._take(seen, name, shown[name], got, "extra output")
-        both = outputs.keys() & got.keys()
-        self.disturbed = not all(_equal(outputs[name], got[name]) for name in both) if both else None
+            seen.take(name, shown[name], got, "extra output")
+        seen.compare_outputs(outputs, got)
 
-    def _see_outputs(self, seen: _Seen, outputs: Mapping[str, Array]) -> dict[str, str]:
+    def _see_outputs(self, seen: Seen, outputs: Mapping[str, Array]) -> dict[str, str]:
         """Only what the model gives by itself; the reason for every other value."""
         shown = {stored: name for name in self.graph.outputs if (stored := self.graph.store(name)) is not None}
         for stored in self.wanted:
             if stored in shown:
-                self._take(seen, stored, shown[stored], outputs, "the model's output")
+                seen.take(stored, shown[stored], outputs, "the model's output")
         return {name: "inside the model: observe=outputs" for name in self.wanted if name not in shown}
-
-    def _part(self, outputs: Sequence[str]) -> onnx.ModelProto:
-        """The model from its start to `outputs`, with types on them where they are known: compilers want them."""
-        made = part(self.model.qdq.proto, inputs=dict.fromkeys(self.graph.inputs), outputs=outputs)
-        for k, port in enumerate(made.graph.output):
-            value = self.graph.values.get(port.name)
-            if value is not None and value.shape is not None and value.dtype in _TYPED:
-                element = helper.np_dtype_to_tensor_dtype(np.dtype(value.dtype))
-                made.graph.output[k].CopyFrom(helper.make_tensor_value_info(port.name, element, value.shape))
-        return made
-
-    def _take(self, seen: _Seen, name: str, shown: str, got: Mapping[str, Array], how: str) -> None:
-        """Keep what was returned for the stored value `name`, shown as `shown`, or say why not."""
-        array = got.get(shown)
-        problem = f"run() returned no '{shown}'" if array is None else _misfit(self.graph, name, shown, array)
-        if problem or array is None:
-            seen.failed[name] = problem
-            return
-        quantisation = self.graph.quantisation.get(name)
-        if quantisation is not None and array.dtype != quantisation.dtype:
-            array, seen.off_grid[name] = codes_of(array, self.graph, name)
-        seen.values[name], seen.how[name] = array, how
 
     # -- the rest ------------------------------------------------------------------------------------------------------
 
@@ -236,29 +242,3 @@ class _ScriptSession(Session):
             observation=Observation(method=self.observe, disturbed=self.disturbed),
             timings_s={key: round(value, 6) for key, value in self.timings.items()},
         )
-
-
-def _misfit(graph: Graph, name: str, shown: str, array: Array) -> str:
-    """Why `array` cannot be the value `shown`, or nothing. Codes are taken in place of the reals they stand for."""
-    value = graph.values.get(shown)
-    shape = value.shape if value is not None else None
-    fixed = tuple(dim for dim in shape or () if isinstance(dim, int))
-    if shape is not None and len(fixed) == len(shape) and array.shape != fixed:
-        hint = " (another layout?)" if sorted(array.shape) == sorted(fixed) else ""
-        return f"run() returned shape {list(array.shape)} for '{shown}', the model says {list(fixed)}{hint}"
-    quantisation = graph.quantisation.get(name)
-    if quantisation is not None and array.dtype == quantisation.dtype:
-        return ""
-    if quantisation is not None and shown != name:
-        return (
-            ""
-            if array.dtype.kind == "f"
-            else f"run() returned {array.dtype} for '{shown}', neither reals nor its codes"
-        )
-    declared = value.dtype if value is not None else None
-    same = declared is None or declared == str(array.dtype)
-    return "" if same else f"run() returned {array.dtype} for '{shown}', the model says {declared}"
-
-
-def _equal(one: Array, other: Array) -> bool:
-    return bool(np.array_equal(one, other, equal_nan=one.dtype.kind == "f" and other.dtype.kind == "f"))

@@ -78,6 +78,11 @@ Exit codes: 0 equivalent, 1 different, 2 trouble (no result), 3 inconclusive (no
     "--json", "json_to", metavar="FILE|-", help="Write the result as JSON; - writes it to stdout instead of the screen."
 )
 @click.option("--save", "save_to", metavar="DIR", help="Keep both recordings in DIR.")
+@click.option(
+    "--keep-going",
+    is_flag=True,
+    help="Where an engine fails on a sample, go on with the next (exit 3 all the same, or 1).",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Every judged tensor, with full names.")
 def command(
     model: str,
@@ -92,6 +97,7 @@ def command(
     second_opinion: bool | None,
     json_to: str | None,
     save_to: str | None,
+    keep_going: bool,
     verbose: bool,
 ) -> int:
     """Run MODEL on a CPU reference and an NPU candidate with the same input, and judge every step.
@@ -129,6 +135,7 @@ def command(
             tolerance=limits,
             second_opinion=second_opinion,
             save_to=Path(save_to) if save_to else None,
+            keep_going=keep_going,
             notes=loaded.notes,
             again=again(),
             progress=progress,

@@ -60,9 +60,14 @@ class ScriptEngine:
         return module
 
     def info(self) -> Dict[str, Any]:
-        """The script's name; its `__version__`, or else the start of its sha256; the machine."""
+        """The script's name; its `__version__`, or else the start of its sha256; the machine; its `LEGAL_EXCESS`.
+
+        Raises ScriptError when LEGAL_EXCESS is not `{op_type: (limit in LSB, "reason")}`.
+        """
         version = getattr(self._module, "__version__", None) or "sha256 " + self.digest[:12]
-        return {"engine": self.file, "version": str(version), "machine": platform.machine()}
+        declared = _legal_excess(self.file, getattr(self._module, "LEGAL_EXCESS", {}))
+        about = {"engine": self.file, "version": str(version), "machine": platform.machine()}
+        return {**about, "legal_excess": declared}
 
     def load(self, model: bytes, options: Mapping[str, Any]) -> Dict[str, List[Tuple[str, str, List[Any]]]]:
         """Write `model` to a file in place of the one before. `options["outputs"]` are its outputs, in order.
@@ -107,6 +112,22 @@ class ScriptEngine:
             names = ", ".join(map(str, returned)) or "nothing"
             raise ScriptError(f"run() returned {names}; the model's outputs are {wanted}")
         return found
+
+
+def _legal_excess(file: str, given: Any) -> Dict[str, Tuple[float, str]]:
+    """Check what the script declares: the reason is printed wherever the limit is used, so there must be one."""
+    shape = 'LEGAL_EXCESS must be {op_type: (limit in LSB, "reason")}, as in {"Softmax": (1.0, "rounds down")}'
+    if not isinstance(given, Mapping):
+        raise ScriptError(f"{file}: {shape}")
+    found = {}
+    for op_type, entry in given.items():
+        pair = entry if isinstance(entry, (tuple, list)) and len(entry) == 2 else (None, None)
+        limit, reason = pair
+        number = isinstance(limit, (int, float)) and not isinstance(limit, bool) and 0 <= limit < float("inf")
+        if not isinstance(op_type, str) or not number or not isinstance(reason, str) or not reason.strip():
+            raise ScriptError(f"{file}: {shape}; got {op_type!r}: {entry!r}")
+        found[op_type] = (float(limit), reason)  # type: ignore[arg-type]  # `number` has looked
+    return found
 
 
 def _array(name: str, value: Any) -> Any:

@@ -14,8 +14,8 @@ since the input. Rows:
   sessions, values since the input only. It needs the package polygraphy beside onnx and onnxruntime.
 
 CPU seconds are user + system of the child, its own children included, the least of N runs taken in turns; memory is its
-peak resident size. Exits 1 where a target is missed: at most 1.25 times `bare, as is`; Polygraphy at least 4 times the CPU (5 times
-without the second opinion), and no less memory.
+peak resident size. Exits 1 where a target is missed: at most 1.25 times `bare, as is`; Polygraphy at least 4 times the CPU (5
+times without the second opinion), and no less memory.
 """
 
 from __future__ import annotations

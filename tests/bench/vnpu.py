@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from equivcheck.backends.registry import backend
 from equivcheck.backends.vnpu import VnpuBackend
-from equivcheck.recorder import input_specs
 from equivcheck.engines.ort import OrtEngine
 from equivcheck.inputs import load_samples
 from equivcheck.models.onnx.load import load_model
+from equivcheck.recorder import input_specs
 from real_models import REAL_MODELS, shared_folder
 
 LIMIT = 12.0

@@ -110,7 +110,10 @@ def test_running_out_of_memory_is_2_with_advice(run: Run, digits: Path, monkeypa
 MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "no model": (["diff"], ["Missing argument 'MODEL'", "--help"]),
     "no such command": (["dif", "M"], ["no command 'dif'", "did you mean 'diff'"]),
-    "no such file": (["diff", "digit.onnx"], ["no such model: digit.onnx", "give the path of an .onnx or .tflite file"]),
+    "no such file": (
+        ["diff", "digit.onnx"],
+        ["no such model: digit.onnx", "give the path of an .onnx or .tflite file"],
+    ),
     "near file": (["diff", "good.onx"], ["no such model: good.onx", "nearest: good.onnx"]),
     "a folder": (["diff", "."], ["cannot read .", "Is a directory"]),
     "empty file": (["diff", "empty.onnx"], ["empty.onnx is not an ONNX model", "give an .onnx file"]),
@@ -135,7 +138,10 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "no such input": (["diff", "M", "-i", "okk.npy"], ["no file okk.npy", "nearest: ok.npy"]),
     "picture for two": (["diff", "two.onnx", "-i", "ok.npy"], ["for one input", "a (float32 1x3x8x8)", "-i NAME=FILE"]),
     "open dimensions": (["diff", "open.onnx"], ["open dimensions", "random:0:1x3x"]),
-    "unknown backend": (["diff", "M", "-c", "snpe"], ["unknown backend 'snpe'", "known here: ort, qnn, recorded, script"]),
+    "unknown backend": (
+        ["diff", "M", "-c", "snpe"],
+        ["unknown backend 'snpe'", "known here: ort, qnn, recorded, script"],
+    ),
     "near backend": (["diff", "M", "-c", "vpnu"], ["unknown backend 'vpnu'", "nearest: vnpu"]),
     "unknown reference": (["diff", "M", "-r", "snpe"], ["unknown backend 'snpe'"]),
     "unknown option": (["diff", "M", "-c", "ort:optimisation=all"], ["no option 'optimisation'", "optimization"]),

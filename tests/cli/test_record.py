@@ -157,7 +157,7 @@ def test_ctrl_c_leaves_what_is_finished_and_the_same_command_goes_on(fixtures_di
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 60
     scratch = tmp_path / ".r.unfinished"
-    while len(list(scratch.glob("*.json"))) < 5 and process.poll() is None and time.monotonic() < deadline:
+    while len(list(scratch.glob("[0-9]*.json"))) < 5 and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
@@ -166,7 +166,7 @@ def test_ctrl_c_leaves_what_is_finished_and_the_same_command_goes_on(fixtures_di
     assert b"interrupted; nothing was written; samples that were finished are kept" in err
     assert [path.name for path in tmp_path.iterdir()] == [scratch.name]
     finished = {path.name: path.stat().st_mtime_ns for path in scratch.glob("*.safetensors")}
-    assert 3 <= len(finished) <= 1500  # of the last one, the interrupt may have taken a half
+    assert 5 <= len(finished) <= 1500
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["r"]
