@@ -19,6 +19,7 @@ PYTHON = re.findall(r"```python\n(.*?)```", README, re.S)
 def _without_this_machine(text: str) -> list[str]:
     """Drop what depends on the machine and the versions installed, and on how wide that makes a column."""
     text = re.sub(r"ort [\d.]+, CPU \w+ VNNI", "ort", text)
+    text = re.sub(r" +note +the software of a real NPU is here too.*\n", "", text)
     return [re.sub(r" +", " ", line).strip() for line in text.strip().splitlines()]
 
 

@@ -136,7 +136,7 @@ def command(
             second_opinion=second_opinion,
             save_to=Path(save_to) if save_to else None,
             keep_going=keep_going,
-            notes=loaded.notes,
+            notes=[*loaded.notes, *([] if candidate else _other_npus())],
             again=again(),
             progress=progress,
         )
@@ -144,3 +144,11 @@ def command(
     progress("")
     show(result, json_to, verbose)
     return EXIT[result.verdict]
+
+
+def _other_npus() -> list[str]:
+    """A note for who took the default candidate while the software of a real NPU is installed beside it."""
+    from importlib.util import find_spec
+
+    found = find_spec("onnxruntime_qnn") is not None
+    return ["the software of a real NPU is here too: -c qnn:arch=73 (Qualcomm's HTP, emulated)"] if found else []

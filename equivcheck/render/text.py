@@ -210,7 +210,7 @@ def _placed(side: Side) -> str:
     npu = sum(p.where == "npu" for p in side.placement)
     cpu = [p for p in side.placement if p.where == "cpu"]
     fused = sum(p.where == "fused" for p in side.placement)
-    text = f"NPU {npu} steps, CPU {len(cpu)}"
+    text = f"NPU {npu} steps, CPU {len(cpu)}" if npu else f"CPU {len(cpu)} steps"
     if cpu:
         reasons = list(dict.fromkeys(f"{p.reason or p.op_type}" for p in cpu))
         text += f" ({'; '.join(reasons[:3])}{'; ...' if len(reasons) > 3 else ''})"
