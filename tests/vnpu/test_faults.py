@@ -207,8 +207,13 @@ def test_the_side_says_that_it_has_a_planted_fault_and_the_step_is_the_culprit(s
 
 def test_a_second_opinion_has_the_fault_at_the_same_step():
     result = diff("digits_qdq_s8", "vnpu:profile=exact,fault=floor,at=#3")
+    on_cpu = {placed.step for placed in result.candidate.placement if placed.where == "cpu"}
+    assert len(on_cpu) < len(result.tensors)
     for tensor in result.tensors:
         for error in (tensor.local.fed, tensor.local.stress):
+            if tensor.step in on_cpu:  # what the NPU would make of it is no opinion on what was deployed
+                assert error is None
+                continue
             assert error is not None
             assert (error.excess > 0.4) == (tensor.step == 3)
 
