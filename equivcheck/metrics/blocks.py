@@ -47,10 +47,10 @@ class Grid:
 
 
 class Scratch:
-    """Memory that is written again for every block, by name."""
+    """Memory that is written again for every block (of `blocks` times BLOCK elements), by name."""
 
-    def __init__(self, size: int) -> None:
-        self.size = min(size, BLOCK)
+    def __init__(self, size: int, blocks: int = 1) -> None:
+        self.size = min(size, blocks * BLOCK)
         self._kept: dict[tuple[str, npt.DTypeLike], Array] = {}
 
     def get(self, name: str, dtype: npt.DTypeLike, size: int) -> Array:
@@ -67,8 +67,8 @@ class Scratch:
         return out
 
 
-def walk(*arrays: Array) -> Iterator[tuple[int, list[Array]]]:
-    """Yield (index of the first element, 1-D blocks) of arrays of one shape, in C order, at most BLOCK elements each.
+def walk(*arrays: Array, blocks: int = 1) -> Iterator[tuple[int, list[Array]]]:
+    """Yield (index of the first element, 1-D blocks) of arrays of one shape, in C order, at most `blocks` * BLOCK each.
 
     Blocks are native and contiguous: views where the memory is so already, else copied into memory that the next block
     overwrites. bool comes as uint8, the small integers of ml_dtypes as int8 and uint8, its small floats as float32, all
@@ -81,14 +81,14 @@ def walk(*arrays: Array) -> Iterator[tuple[int, list[Array]]]:
         return
     plain = [_flat(array, target) if array.shape == shape else array for array, target in zip(arrays, targets)]
     if all(array is not None for array in plain):
-        size = arrays[0].size
-        for start in range(0, size, BLOCK):
-            stop = min(size, start + BLOCK)
+        size, step = arrays[0].size, blocks * BLOCK
+        for start in range(0, size, step):
+            stop = min(size, start + step)
             yield start, [array[start:stop] if array.ndim else array for array in plain if array is not None]
         return
-    scratch = Scratch(arrays[0].size)
+    scratch = Scratch(arrays[0].size, blocks)
     start = 0
-    for piece in _pieces(shape):
+    for piece in _pieces(shape, blocks * BLOCK):
         found = []
         for k, (array, target) in enumerate(zip(arrays, targets)):
             if array.shape != shape:
@@ -126,16 +126,16 @@ def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype.newbyteorder("=")
 
 
-def _pieces(shape: tuple[int, ...]) -> Iterator[tuple[Any, ...]]:
-    """Index the blocks of a shape: whole trailing axes, some of the axis before them, one of each leading axis."""
+def _pieces(shape: tuple[int, ...], most: int) -> Iterator[tuple[Any, ...]]:
+    """Index blocks of at most so many elements: whole trailing axes, some of the axis before, one of each leading."""
     axis, width = len(shape), 1
-    while axis and width * shape[axis - 1] <= BLOCK:
+    while axis and width * shape[axis - 1] <= most:
         axis -= 1
         width *= shape[axis]
     if axis == 0:
         yield (...,)
         return
-    height = max(1, BLOCK // width)
+    height = max(1, most // width)
     for leading in np.ndindex(*shape[: axis - 1]):
         for first in range(0, shape[axis - 1], height):
             yield (*leading, slice(first, first + height))

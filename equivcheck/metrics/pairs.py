@@ -39,7 +39,7 @@ def tally(
         raise ValueError(f"shapes differ: {reference.shape} and {candidate.shape}")
     sums = _domain(reference, candidate, grid, candidate_grid, close)
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        for start, (a, b, *parameters) in walk(reference, candidate, *sums.parameters):
+        for start, (a, b, *parameters) in walk(reference, candidate, *sums.parameters, blocks=sums.blocks):
             sums.add(start, a, b, parameters)
         sums.flush()
     floats, gridded = isinstance(sums, _Floats), grid is not None
@@ -81,6 +81,8 @@ class _Sums:
     `parameters` walk along with the arrays: nothing, or scale and zero of the reference, then of the candidate.
     """
 
+    blocks = 1
+
     def __init__(self, shape: tuple[int, ...], grids: list[Grid | None], close: tuple[float, float] | None) -> None:
         self.parameters: list[Array] = []
         if any(grids):
@@ -89,7 +91,7 @@ class _Sums:
                 self.parameters += (one, none) if grid is None else grid.over(shape)
         self.same_grid = grids[0] is grids[1]
         self.close = close
-        self.scratch = Scratch(math.prod(shape))
+        self.scratch = Scratch(math.prod(shape), self.blocks)
         self.exceeding = [0] * len(LADDER)
         self.peak: Any = 0
         self._few: list[list[Array]] = []
@@ -181,6 +183,8 @@ class _Bytes(_Sums):
     The sums are of codes as int8 (uint8: code - 128), whose 1024 products float32 holds exactly; the zero point, and the
     scale, are worked in at the end.
     """
+
+    blocks = 2  # float32 scratch: twice the elements in the same cache, half the calls
 
     def __init__(self, shape: tuple[int, ...], grid: Grid | None, close: tuple[float, float] | None) -> None:
         super().__init__(shape, [None, None], close)
