@@ -154,14 +154,20 @@ class _Run:
         check_feeds(request.model.graph, request.samples)
         self.model = request.model.with_input_shapes(shapes)
         self.graph = self.model.graph
+        candidate, candidate_model = request.candidate, self.model
         other = request.candidate_model
-        candidate_model = self.model if other is None else other.with_input_shapes(shapes)
-        _same_inputs(self.graph, candidate_model.graph)
+        paired = None if other is None else _paired(candidate, other, self.model)
+        if paired is not None:
+            candidate = paired
+        elif other is not None:
+            candidate_model = other.with_input_shapes(shapes)
+            _same_inputs(self.graph, candidate_model.graph)
+        self.paired = paired is not None
         self.plan: Plan = plan(self.graph, select(self.graph, request.split_at, TWINS), request.values)
         if not self.plan.rows:
             raise ModelError("this model computes nothing: it has no step", hint="is it the right file?")
         self.reference = self._side("reference", request.reference, self.model)
-        self.candidate = self._side("candidate", request.candidate, candidate_model)
+        self.candidate = self._side("candidate", candidate, candidate_model)
         self.structure = Structure(self.graph, self.plan.rows)
         self.notes: list[str] = list(request.notes)
         self.task = TaskTally()
@@ -171,7 +177,9 @@ class _Run:
 
     def _side(self, role: str, backend: Backend, model: OnnxModel) -> _Side:
         folder = self.request.save_to
-        writer = None if folder is None else writer_for(folder / role, model, backend)
+        other = self.request.candidate_model if role == "candidate" else None
+        runs = "" if other is None else other.sha256
+        writer = None if folder is None else writer_for(folder / role, model, backend, runs=runs)
         return _Side(backend, model, writer, self.request.progress)
 
     # -- the whole run -------------------------------------------------------------------------------------------------
@@ -368,7 +376,7 @@ class _Run:
 
     def _wants_second_opinion(self) -> bool:
         asked = self.request.second_opinion
-        return self.request.candidate.second_opinion if asked is None else asked
+        return self.candidate.backend.second_opinion if asked is None else asked
 
     def _second_opinion(
         self,
@@ -415,6 +423,10 @@ class _Run:
 
     # -- handing over --------------------------------------------------------------------------------------------------
 
+    def _paired_notes(self) -> list[str]:
+        """How the values of another file were paired; the first note stands beside the candidate itself."""
+        return self.candidate.side.notes[1:] if self.paired else []
+
     def _case(self, evidence: Sequence[Evidence]) -> Case:
         request = self.request
         return Case(
@@ -426,7 +438,7 @@ class _Run:
             candidate=_evidence(self.candidate),
             evidence=evidence,
             structure=self.structure,
-            notes=self.notes,
+            notes=[*self.notes, *self._paired_notes()],
             again=request.again,
             versions=versions(),
             task=self.task.finish(),
@@ -460,6 +472,13 @@ def _evidence(side: _Side, *, unreadable: bool = False) -> SideEvidence:
         declared=side.backend.legal_excess(),
         broke=side.broke,
     )
+
+
+def _paired(candidate: Backend, other: OnnxModel, own: OnnxModel) -> Backend | None:
+    """The candidate that runs another tool's file, its values in the model's names; None where the names are the same."""
+    from equivcheck.backends.paired import PairedBackend, is_foreign  # late: it brings TFLite along
+
+    return PairedBackend(candidate, other, own) if is_foreign(own, other) else None
 
 
 def _same_inputs(own: Graph, other: Graph) -> None:

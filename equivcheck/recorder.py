@@ -172,13 +172,16 @@ def record_samples(
         recorder.close()
 
 
-def writer_for(folder: Path, model: OnnxModel, backend: Backend) -> Writer:
-    """What keeps the recordings of `model` on `backend` in `folder`. Raises OutputError."""
+def writer_for(folder: Path, model: OnnxModel, backend: Backend, runs: str = "") -> Writer:
+    """What keeps the recordings of `model` on `backend` in `folder`; `runs` is the digest of another file that it runs.
+
+    Raises OutputError.
+    """
     return Writer(
         folder,
         model=model_info(model),
         spec=str(backend.spec),
-        versions=versions(),
+        versions=versions() | ({"runs": runs} if runs else {}),
         declared=backend.legal_excess(),
     )
 

@@ -78,7 +78,10 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One side of the comparison: an engine, where it ran, and how it was observed."""
+    """One side of the comparison: an engine, where it ran, and how it was observed.
+
+    `paired`: it ran another tool's file, whose values were paired with the model's.
+    """
 
     spec: str
     engine: str
@@ -90,6 +93,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     crossings: list[Crossing] = []
     notes: list[str] = []
     warnings: list[str] = []
+    paired: bool = False
     timings_s: dict[str, float] = {}
 
 

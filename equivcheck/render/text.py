@@ -181,7 +181,8 @@ def _inputs(result: Result) -> list[str]:
             for feed in sample.feeds[:3]
         )
         alone = result.reference.engine == "none"
-        fed = "not recorded" if not feeds else feeds if alone else f"{feeds}; the same bytes for both"
+        both = "the candidate's made of it" if result.candidate.paired else "the same bytes for both"
+        fed = "not recorded" if not feeds else feeds if alone else f"{feeds}; {both}"
         lines.append(f"{sample.id} -> {fed}")
     if len(result.samples) > 2:
         lines.append(f"and {len(result.samples) - 2} more samples")
