@@ -38,6 +38,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python tests/bench/recordings_memory.py
 	$(BIN)/python tests/bench/worker.py
 	$(BIN)/python tests/bench/pairs_tflite.py
+	$(BIN)/python tests/bench/tflite.py
 
 # The schema of --json, generated from the structs; a test holds the committed file to them.
 schema: $(VENV)/.installed

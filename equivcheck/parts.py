@@ -1,7 +1,7 @@
 """Splits a model for the user: cuts it, proves that head and tail together are the model, writes the parts.
 
 The proof runs the model, the head, and the tail on what the head gave, without optimisation, and compares the model's
-outputs bit for bit. Models above 1 GB are not proved unless it is asked for.
+outputs X 1 GB are not proved unless it is asked for.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,18 +20,31 @@ import onnx
 from onnx import helper
 
 from equivcheck.engines.ort import OrtEngine
-from equivcheck.errors import EngineError, EngineRefused, EquivcheckError, InputError, OutputError, SelectorError
+from equivcheck.errors import (
+    BackendUnavailable,
+    EngineError,
+    EngineRefused,
+    EquivcheckError,
+    InputError,
+    OutputError,
+    SelectorError,
+)
 from equivcheck.inputs import Sample, samples_from_python
-from equivcheck.models.graph import Array
+from equivcheck.models.graph import Array, Graph
 from equivcheck.models.onnx.cut import part
-from equivcheck.models.onnx.external import carry_external, is_external
+from equivcheck.models.onnx.external import LARGEST_IN_MEMORY, carry_external, is_external
 from equivcheck.models.onnx.load import OnnxModel, load_model
 from equivcheck.models.onnx.rewrite import TWINS
 from equivcheck.models.onnx.split import Parts, Place, build_parts, find_cut, readable
-from equivcheck.models.select import select
+from equivcheck.models.select import Selected, select
+from equivcheck.models.tflite import cut as flatbuffer
+from equivcheck.models.tflite import split as flatbuffer_split
+from equivcheck.models.tflite.load import TfliteModel
 
 if TYPE_CHECKING:
     import os
+
+    from equivcheck.backends.remote import RemoteEngine
 
 SCHEMA = "equivcheck-split/1"
 _PLAIN = {"optimization": "disable"}
@@ -47,7 +60,7 @@ class PartInfo(msgspec.Struct, frozen=True):
 
 
 class SplitPointInfo(msgspec.Struct, frozen=True):
-    """One entry of split.json. `before`, `after` and `boundary` are ONNX values of the file; `proved` None: not tried."""
+    """One entry of split.json. `before`, `after` and `boundary` are values of the file; `proved` None: not tried."""
 
     selector: str
     node: str | None
@@ -75,18 +88,21 @@ class SplitInfo(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, eq=False)
 class SplitPart:
-    """One split point with its parts. `proved`: head + tail = model, bit for bit; None where that was not tried."""
+    """One split point with its parts. `proved`: head + tail = model, bit for bit; None where that was not tried.
 
-    parts: Parts
+    `head` and `tail` are ModelProtos, or of a .tflite file `models.tflite.cut.Part`s, whose `content` is a file of its own.
+    """
+
+    parts: Parts | flatbuffer_split.TfliteParts
     proved: bool | None
     note: str
 
     @property
-    def head(self) -> onnx.ModelProto:
+    def head(self) -> onnx.ModelProto | flatbuffer.Part:
         return self.parts.head
 
     @property
-    def tail(self) -> onnx.ModelProto | None:
+    def tail(self) -> onnx.ModelProto | flatbuffer.Part | None:
         return self.parts.tail
 
     @property
@@ -112,15 +128,49 @@ def split(
     points = select(whole.graph, [at] if isinstance(at, str) else list(at), TWINS, stored=False)
     if not points:
         raise SelectorError("nothing is selected", hint="name at least one split point: --at GlobalAveragePool")
-    wanted = not whole.external if prove is None else prove
-    found = []
-    proof = _Proof(whole, inputs) if wanted else None
+    wanted = not _is_big(whole) if prove is None else prove
+    announced = _announced(points, progress)
+    if isinstance(whole, TfliteModel):
+        return list(_split_tflite(whole, announced, cut, inputs, wanted))
+    return list(_split_onnx(whole, announced, cut, inputs, wanted))
+
+
+def _is_big(model: OnnxModel) -> bool:
+    return model.external or (isinstance(model, TfliteModel) and len(model.flatbuffer.content) > LARGEST_IN_MEMORY)
+
+
+def _announced(points: Sequence[Selected], progress: Callable[[str], None]) -> Iterator[Selected]:
     for number, point in enumerate(points, 1):
         progress(f"split point {number} of {len(points)}: {point.selector}")
-        parts = build_parts(whole, find_cut(whole, point, cut), _types_by_engine)
+        yield point
+
+
+def _split_onnx(
+    model: OnnxModel, points: Iterator[Selected], cut: Place, inputs: object, prove: bool
+) -> Iterator[SplitPart]:
+    proof = _Proof(model, inputs) if prove else None
+    for point in points:
+        parts = build_parts(model, find_cut(model, point, cut), _types_by_engine)
         proved, note = proof.of(parts) if proof is not None else (None, "")
-        found.append(SplitPart(parts, proved, "; ".join(filter(None, [*parts.cut.notes, note]))))
-    return found
+        yield SplitPart(parts, proved, _joined(*parts.cut.notes, note))
+
+
+def _split_tflite(
+    model: TfliteModel, points: Iterator[Selected], cut: Place, inputs: object, prove: bool
+) -> Iterator[SplitPart]:
+    proof = _TfliteProof(model, inputs) if prove else None
+    try:
+        for point in points:
+            parts = flatbuffer_split.build_parts(model.flatbuffer, point, cut)
+            proved, note = proof.of(parts) if proof is not None else (None, "")
+            yield SplitPart(parts, proved, _joined(*parts.cut.notes, note))
+    finally:
+        if proof is not None:
+            proof.close()
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(filter(None, notes))
 
 
 def _types_by_engine(proto: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
@@ -174,20 +224,11 @@ class _Proof:
     """Runs the model once, then head and tail of each cut, on the same feeds."""
 
     def __init__(self, model: OnnxModel, inputs: object) -> None:
-        from equivcheck.recorder import input_specs
-
         self.model = model
-        self.feeds: dict[str, Array] = {}
         self.whole: dict[str, Array] | None = None
-        self.refused = ""
-        try:
-            sample: Sample = samples_from_python(inputs, input_specs(model.graph)).samples[0]
-        except InputError as error:
-            if inputs is not None:
-                raise
-            self.refused = f"not proved: {error}"
+        self.feeds, self.refused = _feeds(model.graph, inputs)
+        if self.refused:
             return
-        self.feeds = sample.arrays()
         ports = dict.fromkeys(model.graph.inputs)
         outputs = [port.name for port in model.proto.graph.output]
         whole = part(model.proto, inputs=ports, outputs=outputs)
@@ -211,12 +252,77 @@ class _Proof:
                 _fit_shapes(parts.tail, got)
         except EngineError as error:
             return False, f"a part does not run: {error}"
-        for name, array in self.whole.items():
-            if name not in got:
-                return False, f"output '{name}' comes out of neither part"
-            if not _same_bits(array, got[name]):
-                return False, f"output '{name}' differs"
-        return True, ""
+        return _compared(self.whole, got)
+
+
+class _TfliteProof:
+    """As `_Proof`, on TFLite's reference kernels; `close` ends their process."""
+
+    def __init__(self, model: TfliteModel, inputs: object) -> None:
+        from equivcheck.backends.spec import Spec
+        from equivcheck.backends.tflite import TfliteBackend
+
+        self.engine: RemoteEngine | None = None
+        self.whole: dict[str, Array] | None = None
+        self.feeds, self.refused = _feeds(model.graph, inputs)
+        missing = TfliteBackend.unavailable()
+        if missing is not None:
+            self.refused = f"not proved: {missing}"
+        if self.refused:
+            return
+        backend = TfliteBackend(Spec("tflite", {"kernels": "reference"}))
+        self.engine, self.options = backend.engine(), backend.engine_options()
+        try:
+            self.whole = self._run(flatbuffer.whole(model.flatbuffer), self.feeds)
+        except (EngineError, BackendUnavailable) as error:
+            self.refused = f"not proved: TFLite would not run the model itself ({error})"
+
+    def of(self, parts: flatbuffer_split.TfliteParts) -> tuple[bool | None, str]:
+        """(proved, what to say): None where the model itself does not run."""
+        if self.whole is None:
+            return None, self.refused
+        try:
+            got = self._run(parts.head, self.feeds)
+            if parts.tail is not None:
+                got |= self._run(parts.tail, {**self.feeds, **got})
+        except EngineError as error:
+            return False, f"a part does not run: {error}"
+        return _compared(self.whole, got)
+
+    def _run(self, part: flatbuffer.Part, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        from equivcheck.backends.tflite import loaded, translated
+
+        assert self.engine is not None
+        engine = self.engine
+        loaded(engine, part, self.options)
+        return translated(lambda: engine.run({name: feeds[name] for name in part.inputs}))
+
+    def close(self) -> None:
+        if self.engine is not None:
+            self.engine.close()
+
+
+def _feeds(graph: Graph, inputs: object) -> tuple[dict[str, Array], str]:
+    """(what to feed, why there is nothing to feed); raises InputError where given `inputs` do not fit."""
+    from equivcheck.recorder import input_specs
+
+    try:
+        sample: Sample = samples_from_python(inputs, input_specs(graph)).samples[0]
+    except InputError as error:
+        if inputs is not None:
+            raise
+        return {}, f"not proved: {error}"
+    return sample.arrays(), ""
+
+
+def _compared(whole: Mapping[str, Array], got: Mapping[str, Array]) -> tuple[bool, str]:
+    """Whether the parts gave every output of the model, bit for bit; and the first that they did not."""
+    for name, array in whole.items():
+        if name not in got:
+            return False, f"output '{name}' comes out of neither part"
+        if not _same_bits(array, got[name]):
+            return False, f"output '{name}' differs"
+    return True, ""
 
 
 def _run(proto: onnx.ModelProto, feeds: Mapping[str, Array], model: OnnxModel) -> dict[str, Array]:
@@ -276,7 +382,7 @@ def _same_items(one: Any, other: Any) -> bool:
 
 
 def write(model: OnnxModel, found: Sequence[SplitPart], folder: str | os.PathLike[str]) -> SplitInfo:
-    """Write each split point's head.onnx and tail.onnx into a folder `<nnn>_<op_type>` of its own, and split.json.
+    """Write each split point's head and tail (.onnx, or .tflite) into a folder `<nnn>_<op_type>` of its own, and split.json.
 
     `folder` is written whole or not at all; it must not exist, be empty, or hold an earlier split. Raises OutputError.
     """
@@ -342,8 +448,8 @@ def _write_one(model: OnnxModel, number: int, one: SplitPart, folder: Path) -> S
     kind = point.node.op_type if point.node is not None else "value"
     name = f"{number:03d}_{re.sub(r'[^A-Za-z0-9_.-]', '_', kind)[:80]}"
     (folder / name).mkdir()
-    head = _write_part(model, one.head, folder, f"{name}/head.onnx")
-    tail = _write_part(model, one.tail, folder, f"{name}/tail.onnx") if one.tail is not None else None
+    head = _write_part(model, one.head, folder, f"{name}/head.{model.format}")
+    tail = _write_part(model, one.tail, folder, f"{name}/tail.{model.format}") if one.tail is not None else None
     return SplitPointInfo(
         selector=point.selector,
         node=point.node.label if point.node is not None else None,
@@ -356,12 +462,15 @@ def _write_one(model: OnnxModel, number: int, one: SplitPart, folder: Path) -> S
         tail=tail,
         proved=one.proved,
         note=one.note,
-        exchanged=dict(one.parts.exchanged),
+        exchanged=dict(one.parts.exchanged) if isinstance(one.parts, Parts) else {},
     )
 
 
-def _write_part(model: OnnxModel, proto: onnx.ModelProto, folder: Path, relative: str) -> PartInfo:
+def _write_part(model: OnnxModel, proto: onnx.ModelProto | flatbuffer.Part, folder: Path, relative: str) -> PartInfo:
     path = folder / relative
+    if isinstance(proto, flatbuffer.Part):
+        path.write_bytes(proto.content)
+        return PartInfo(relative, list(proto.inputs), list(proto.outputs), len(proto.operators))
     if model.external:
         proto = _copied(proto)
         carry_external(proto, Path(model.path).parent, path.parent, prefix=f"{path.stem}-")

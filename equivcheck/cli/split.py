@@ -15,9 +15,11 @@ _EPILOG = """\b
 Examples:
   equivcheck split model.onnx --at GlobalAveragePool -o parts/
   equivcheck split model.onnx --at 'Conv#12' --cut after -o parts/ -i cat.jpg --preprocess recipe.toml
+  equivcheck split model.tflite --at AVERAGE_POOL_2D -o parts/
 \b
 Writes parts/001_GlobalAveragePool/head.onnx, tail.onnx, and parts/split.json. Head and tail are run and compared with the
-model, bit for bit. Exit codes: 0 proved (or not asked for), 1 a part does not reproduce the model, 2 trouble.
+model, bit for bit; parts of a .tflite file are .tflite files, run on TFLite's reference kernels.
+Exit codes: 0 proved (or not asked for, or it could not be run: said), 1 a part does not reproduce the model, 2 trouble.
 """
 
 

@@ -27,6 +27,7 @@ _DEFAULTS = {
 }
 _CHANNELS = {"RGB": 3, "BGR": 3, "GRAY": 1}
 _PAD = 114
+_FEW_CODES = 8  # a picture of no more codes was scaled to reals that an integer input cannot hold
 
 
 def read_picture(path: str, spec: InputSpec, recipe: Recipe | None, notes: Notes) -> tuple[Array, str]:
@@ -40,6 +41,13 @@ def read_picture(path: str, spec: InputSpec, recipe: Recipe | None, notes: Notes
     if recipe is None:
         doubt = "; the model's own preprocessing is unknown: --preprocess RECIPE" if complete.scale is not None else ""
         notes.add(f"input {spec.name}: no recipe given, applied {applied}{doubt}")
+    if array.dtype.kind in "iu" and array.size > _FEW_CODES and complete.scale is not None:
+        codes = np.unique(array).size
+        if codes <= _FEW_CODES:
+            notes.add(
+                f"input {spec.name}: the recipe leaves {codes} different {array.dtype} codes of the picture; this input takes "
+                "codes, not reals: leave scale, mean and std out (uint8: the pixels, int8: pixel - 128)"
+            )
     if len(spec.shape) == 4 and not known(spec.shape[0]):
         notes.add(f"input {spec.name}: dimension {shape_text(spec.shape[:1])} taken as 1")
     return array, applied

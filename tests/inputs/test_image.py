@@ -312,3 +312,10 @@ def test_a_recipe_object_is_taken_as_it_is(png):
     np.testing.assert_array_equal(got.array, numpy_says(1 / 127.5, 1))
     with pytest.raises(RecipeError, match="crop"):
         feed(png, NCHW, Recipe(crop=(1, 1)))
+
+
+@pytest.mark.parametrize(("recipe", "said"), [("scale=1/127.5,mean=1", True), ("scale=1", False), ("", False)])
+def test_a_recipe_that_leaves_an_integer_input_next_to_nothing_is_told(tmp_path, recipe, said):
+    path = saved(tmp_path / "many.png", Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3)))
+    _, notes = feed(path, InputSpec("x", "int8", (1, 8, 8, 3)), recipe)
+    assert any("takes codes, not reals" in note for note in notes) == said
