@@ -165,7 +165,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "unknown values": (["diff", "M", "--values", "some"], ["'all', 'splits', 'outputs'"]),
     "unknown flag": (["diff", "M", "--frobnicate"], ["--frobnicate", "diff --help"]),
     "two models": (["diff", "M", "M"], ["unexpected extra argument"]),
-    "other inputs": (["diff", "M", "--candidate-model", "two.onnx"], ["has inputs a, b, the model has image"]),
+    "other inputs": (["diff", "M", "--candidate-model", "two.onnx"], ["input 'a' of the candidate model fits no input of the model"]),
     "empty candidate": (["diff", "M", "-c", ""], ["expected the name of a backend"]),
     "empty tolerance": (["diff", "M", "--tolerance", ""], ["semantics, bitwise, close"]),
     "no such provider": (["diff", "M", "-c", "ort:provider=cuda"], ["cuda", "CPUExecutionProvider"]),
