@@ -6,7 +6,7 @@ It prints nothing and parses nothing. One sample at a time: what stays in memory
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -311,7 +311,19 @@ class _Run:
         fewer = {name: array for name, array in values.items() if name not in doubted}
         without = Weigher(self.model, specs_of(fewer), self.referee, unusable)
         again = without.weigh(fewer, recording, rows, declared, own_model=False)
-        return weigher.believed(found, doubted, again, declared)
+        return self._told(side, weigher.believed(found, doubted, again, declared), found, values)
+
+    def _told(self, side: _Side, believed: Weighed, found: Weighed, values: Mapping[str, Array]) -> Weighed:
+        """Say of each untrustworthy value what it looks like, where that is confirmed: a wrong scale, another layout."""
+        wrong = {name: found.tallies[name] for name in believed.untrustworthy}
+        looks = self._looks(side, wrong, values, values, found.results)
+        words = {
+            name: f"{why}; it looks like this: {looks[name].cause.evidence}"  # type: ignore[union-attr]  # asked just here
+            if name in looks and looks[name].cause is not None
+            else why
+            for name, why in believed.untrustworthy.items()
+        }
+        return replace(believed, untrustworthy=words)
 
     def _weigher(self, side: _Side, values: Mapping[str, Array], unusable: Collection[str]) -> Weigher:
         specs = specs_of(values)

@@ -518,6 +518,7 @@ class _Judge:
             weak=len(thin),
             silent_channels=sum(t.silent_channels for t in rows),
             channels=sum(t.channels for t in rows),
+            compared=sum(all(t.accumulated is not None for t in ts) for ts in by_step.values()),
             bitwise=sum(
                 all(t.accumulated is not None and t.accumulated.identical for t in ts) for ts in by_step.values()
             ),
@@ -561,6 +562,8 @@ class _Judge:
             return "inconclusive", f"the candidate's dump of {name} is untrustworthy: {why}"
         if not coverage.judged:
             return "inconclusive", "no step could be judged"
+        if all(tally.n == 0 for tally in self.local["candidate"].values()):
+            return "inconclusive", "no element was judged: the tensors are empty"
         unseen = [row for row in rows if row.roles != ["tap"] and row.verdict == "unjudged"]
         if unseen:
             return "inconclusive", f"{unseen[0].name} ({', '.join(unseen[0].roles)}) was not judged: {unseen[0].reason}"
@@ -576,7 +579,8 @@ class _Judge:
         self, rows: Sequence[Tensor], culprits: Sequence[Culprit], reference_culprits: Sequence[Culprit]
     ) -> list[str]:
         found = []
-        legal_rows = [r for r in rows if r.verdict in ("identical", "equivalent")]
+        fed_alike = not self.case.structure.inputs_differ
+        legal_rows = [r for r in rows if fed_alike and r.verdict in ("identical", "equivalent")]
         measured = [r for r in legal_rows if r.accumulated is not None and r.accumulated.max_lsb is not None]
         worst = max(measured, key=lambda r: r.accumulated.max_lsb or 0.0, default=None) if measured else None  # type: ignore[union-attr]  # filtered above
         if (

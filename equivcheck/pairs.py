@@ -214,6 +214,7 @@ def _result(
             weak=0,
             silent_channels=0,
             channels=0,
+            compared=sum(t.accumulated is not None for t in tensors),
             bitwise=sum(t.accumulated is not None and t.accumulated.identical for t in tensors),
             absent=[],
             failed=[],

@@ -279,7 +279,7 @@ def scheme(model: OnnxModel) -> str:
             counts[str(quantisation.dtype)] = counts.get(str(quantisation.dtype), 0) + 1
     if not counts:
         return "not quantised"
-    form = "QDQ" if model.qdq.proto is model.proto else "QOperator"
+    form = "TFLite" if model.format == "tflite" else "QDQ" if model.qdq.proto is model.proto else "QOperator"
     return f"{max(counts, key=lambda d: counts[d])} {form}"
 
 

@@ -145,8 +145,21 @@ class Writer:
             raise OutputError(
                 f"{place} exists and is not a recording", asked=str(place), hint="name a new or empty folder"
             )
+        self._refuse_another_model()
         with self._telling():
             self._start()
+
+    def _refuse_another_model(self) -> None:
+        """A recording of another model is not replaced: the folder's name was a slip."""
+        if not (self.place / MANIFEST).exists():
+            return
+        there = load(self.place).model
+        if there.sha256 != self.model.sha256:
+            raise OutputError(
+                f"{self.place} holds a recording of another model ({Path(there.path).name})",
+                asked=str(self.place),
+                hint="name a new folder, or remove that one",
+            )
 
     def _start(self) -> None:
         job = msgspec.json.encode(self._job)
@@ -180,6 +193,7 @@ class Writer:
 
     def add(self, recording: Recording, sample: SampleInfo, side: Side) -> None:
         """Write one sample; `side` is what its session says of itself by now."""
+        from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
         stem = self._stem(len(self._done))
@@ -197,7 +211,10 @@ class Writer:
         values = [_saved_value(name, array, recording) for name, array in recording.values.items()]
         done = _Finished(saved, values, list(recording.outputs), side)
         with self._telling():
-            save_file(tensors, self.scratch / saved.file)
+            try:
+                save_file(tensors, self.scratch / saved.file)
+            except SafetensorError as error:  # the disk is full, say
+                raise OSError(str(error)) from error
             half = self.scratch / f"{stem}.json.half"
             half.write_bytes(msgspec.json.encode(done))
             half.replace(self.scratch / f"{stem}.json")

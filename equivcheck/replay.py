@@ -95,7 +95,18 @@ def compare(
 
 
 def _check_network(model: OnnxModel, tape: Tape) -> None:
-    """Refuse a recording of a network whose inputs have other shapes. Raises RecordingError."""
+    """Refuse a recording of another network: other values, or inputs of other shapes. Raises RecordingError."""
+    recorded = (
+        set(tape.read(0).values)
+        if tape.samples and tape.model is not None and tape.model.sha256 != model.sha256
+        else None
+    )
+    if recorded is not None and len(recorded.intersection(model.graph.stored)) * 2 < len(recorded):
+        raise RecordingError(
+            f"{tape.side.spec}: it was recorded from {Path(tape.model.path).name if tape.model else 'another model'}, "
+            "and most of its values are not in this model",
+            hint="give the model that it was recorded from",
+        )
     for name in model.graph.inputs:
         array, value = tape.feed(0, name), model.graph.values.get(name)
         if array is None or value is None or value.shape is None:

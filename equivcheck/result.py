@@ -265,13 +265,18 @@ class SplitPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
-    """How much was judged. `weak` counts steps whose evidence is thin (only clamped values, or channels never used)."""
+    """How much was judged.
+
+    Of `compared` steps both sides delivered their values, of `bitwise` these are equal. `weak` counts steps whose evidence is
+    thin (only clamped values, or channels never used).
+    """
 
     steps: int
     judged: int
     weak: int
     silent_channels: int
     channels: int
+    compared: int
     bitwise: int
     absent: list[Named]
     failed: list[Named]

@@ -20,7 +20,8 @@ NOT_NUMBERS = "OUSMmc"  # dtype kinds that are recorded but not weighed: objects
 class Structure:
     """What two recordings of `graph` disagree on, by stored value, with the reason; gathered over the samples.
 
-    `incomparable`: another shape or dtype. `parameters_differ`: another scale, zero point or axis. `not_numbers`: text and
+    `incomparable`: another shape or dtype. `parameters_differ`: another scale, zero point or axis; or NaN, for which
+    there is no code. `not_numbers`: text and
     the like. `inputs_differ`: graph inputs that were not fed alike, and how one becomes the other where that is known.
     """
 
@@ -77,6 +78,8 @@ class Structure:
             self.not_numbers[name] = f"{b.dtype} values are not numbers"
         elif a is not None and a.dtype != b.dtype:
             self.incomparable[name] = f"dtype {b.dtype} against {a.dtype}"
+        elif np.isinf(cand.off_grid.get(name, 0.0)):
+            self.parameters_differ[name] = "it holds NaN where codes are due"
         elif own is not None and theirs is not None and (text := _parameters_differ(own, theirs)):
             self.parameters_differ[name] = text
 

@@ -143,7 +143,7 @@ class Weigher:
         readers = ", ".join(f"#{step.id} {step.op_type}" for step in self.graph.steps if name in step.inputs)
         return (
             f"this dump is not what the engine computed with: it is {min(tally.excess, INFINITE):.3g} LSB beyond rounding, "
-            f"while {readers} is right only without it (memory used again before it was read?)"
+            f"while {readers} is right only without it (memory used again before it was read, or written in other units?)"
         )
 
     def _weigh_one(

@@ -565,3 +565,24 @@ def test_a_result_with_an_infinite_distance_comes_back_from_json(fixtures_dir: P
     parsed = json.loads(result.to_json(), parse_constant=no_constant)
     assert unfit(parsed, schema(), schema()) == []
     assert from_json(result.to_json()).verdict == "different"
+
+
+# -- nothing there -----------------------------------------------------------------------------------------------------
+
+
+def test_nan_where_codes_are_due_is_a_difference_and_no_untrustworthy_dump(fixtures_dir: Path, tmp_path: Path) -> None:
+    script = tmp_path / "nan.py"
+    script.write_text(
+        "import numpy, onnxruntime\n"
+        "def run(path, feeds):\n"
+        "    s = onnxruntime.InferenceSession(path)\n"
+        "    names = [o.name for o in s.get_outputs()]\n"
+        "    found = dict(zip(names, s.run(None, feeds)))\n"
+        "    for a in found.values():\n"
+        "        if a.ndim == 4 and a.shape[2] == 1:\n"
+        "            a.flat[0] = numpy.nan\n"
+        "    return found\n"
+    )
+    result = diff(fixtures_dir, "digits_qdq_s8", candidate=f"script:{script}")
+    assert result.verdict == "different"
+    assert "NaN where codes are due" in result.reason or any("NaN" in c.reason for c in result.culprits)

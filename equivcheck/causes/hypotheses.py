@@ -27,7 +27,7 @@ _TIE = 1e-3  # float32 error of a real value that stands between two codes
 
 @dataclass(frozen=True, eq=False)
 class Hypothesis:
-    """One thing that may be wrong. `how` completes "...: explains N of M wrong codes".
+    """One thing that may be wrong. `how` completes "...: explains N of M codes beyond the limit".
 
     `real()` gives the step's reals in codes under it, to be clipped to `low` and `high`. `fitted` counts what was read
     off the wrong codes themselves (a factor, a place): of two that explain alike, the one that guessed less is named.
@@ -137,7 +137,7 @@ def choose(step: Step, hypotheses: Iterable[Hypothesis]) -> Cause | None:
         return None
     return Cause(
         kind=best.hypothesis.kind,
-        evidence=f"{best.hypothesis.how}: explains {best.explained} of {step.wrong_count} wrong codes",
+        evidence=f"{best.hypothesis.how}: explains {best.explained} of {step.wrong_count} codes beyond the limit",
         explains=[best.explained, step.wrong_count],
     )
 

@@ -27,7 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "equivcheck", given.copy(), obj=given
         ) as context:  # not root.main: it turns a broken pipe into exit 1
             code = root.invoke(context)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by the caller
+            sys.stdout.flush()
         return int(code or 0)
     except click.exceptions.Exit as stop:
         return int(stop.exit_code)

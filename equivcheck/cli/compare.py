@@ -78,7 +78,7 @@ def command(
             "--preprocess": preprocess,
         }
     )
-    writable(json_to)
+    writable(json_to, read=[model, names, reference_names, preprocess, tolerance, *recordings, *inputs])
     if len(recordings) > 2:
         raise click.UsageError(f"compare takes one or two recordings, got {len(recordings)}")
     given = click.get_current_context()

@@ -59,7 +59,7 @@ def command(
     from equivcheck.render.files import check_writable, write_whole
     from equivcheck.twins.convert import convert
 
-    check_writable(Path(output))
+    check_writable(Path(output), [model, preprocess, *inputs])
     progress = progress_line()
     whole = load_model(model)
     if whole.format != "onnx":

@@ -106,7 +106,7 @@ def command(
     beyond is not. The first screen says which step is the first that is not, on which side, and how much was judged.
     """
     not_empty({"--save": save_to, "--json": json_to, "--candidate-model": candidate_model, "--preprocess": preprocess})
-    writable(json_to, save_to)
+    writable(json_to, save_to, [model, candidate_model, preprocess, tolerance, *inputs])
     from equivcheck.backends.registry import backend
     from equivcheck.check import DEFAULT_CANDIDATE, Request, run
     from equivcheck.inputs import load_samples

@@ -21,7 +21,7 @@ def command(model: str, json_to: str | None) -> int:
     from equivcheck.describe import describe
     from equivcheck.models.onnx.load import load_model
 
-    check_json(json_to)
+    check_json(json_to, model)
     found = describe(load_model(model))
     if not write_json(found.to_json(), json_to):
         click.echo("\n".join(_lines(found)))

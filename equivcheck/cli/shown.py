@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,12 +37,12 @@ def not_empty(given: dict[str, str | None]) -> None:
             raise click.UsageError(f"{option} is empty; leave it out, or say what")
 
 
-def writable(json_to: str | None, save_to: str | None = None) -> None:
-    """Find out that a result cannot be written before the work, not after."""
+def writable(json_to: str | None, save_to: str | None = None, read: Iterable[str | None] = ()) -> None:
+    """Find out that a result cannot be written before the work, not after. `read` are files that the command reads."""
     from equivcheck.render.files import check_folder, check_writable
 
     if json_to not in (None, "-"):
-        check_writable(Path(str(json_to)))
+        check_writable(Path(str(json_to)), read)
     if save_to is not None:
         check_folder(Path(save_to))
 

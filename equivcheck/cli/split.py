@@ -61,7 +61,7 @@ def command(
     """
     if output is None:
         raise click.UsageError("where to? give -o DIR")
-    check_json(json_to)
+    check_json(json_to, model)
     from equivcheck.inputs import load_samples
     from equivcheck.models.onnx.load import load_model
     from equivcheck.parts import check_target, split, write

@@ -14,12 +14,15 @@ def progress_line() -> Callable[[str], None]:
     return lambda text: print(f"\r\x1b[K{text[:98]}", end="", file=sys.stderr, flush=True)
 
 
-def check_json(to: str | None) -> None:
-    """Find out that `--json` cannot be written before the work, not after. Raises OutputError."""
+def check_json(to: str | None, *read: str | None) -> None:
+    """Find out that `--json` cannot be written before the work, not after; `read` are files that the command reads.
+
+    Raises OutputError.
+    """
     if to not in (None, "-"):
         from equivcheck.render.files import check_writable
 
-        check_writable(Path(str(to)))
+        check_writable(Path(str(to)), read)
 
 
 def write_json(content: bytes, to: str | None) -> bool:

@@ -77,7 +77,7 @@ class StepTally:
             max_lsb=min(self.max_lsb, INFINITE),
             bias_lsb=self.sum_bias / self.n if self.n else 0.0,
             saturated_share=self.saturated / self.n if self.n else 0.0,
-            off_grid=self.off_grid,
+            off_grid=min(self.off_grid, INFINITE),
             merged=list(self.merged),
             envelope=self.envelope,
             code=self.code,

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from equivcheck.errors import OutputError
 
 
-def check_writable(path: Path) -> None:
-    """Raise OutputError when `path` cannot become a file."""
+def check_writable(path: Path, read: Iterable[str | None] = ()) -> None:
+    """Raise OutputError when `path` cannot become a file, or is one of the files that the command reads."""
+    for source in read:
+        if source and path.exists() and Path(source).exists() and path.samefile(source):
+            raise OutputError(f"cannot write {path}: the command reads it", asked=str(path), hint="name another file")
     if path.is_dir():
         raise OutputError(f"cannot write {path}: it is a folder", asked=str(path), hint="name a file")
     folder = path.parent
@@ -24,6 +28,10 @@ def check_folder(path: Path) -> None:
     """Raise OutputError when `path` is in the way of a folder."""
     if path.exists() and not path.is_dir():
         raise OutputError(f"cannot write to {path}: it is a file", asked=str(path), hint="name a new or empty folder")
+    if (path / "manifest.json").exists():
+        raise OutputError(
+            f"cannot write to {path}: it is a recording", asked=str(path), hint="name a folder for both sides"
+        )
 
 
 def write_whole(path: Path, content: bytes) -> None:

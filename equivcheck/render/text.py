@@ -50,7 +50,7 @@ def headline(result: Result) -> str:
     """One line: the verdict, then in plain words what it rests on."""
     coverage = result.coverage
     judged = f"{coverage.judged} of {coverage.steps} {'steps' if result.model.path else 'tensors'} judged"
-    differing = coverage.steps - coverage.bitwise
+    differing = coverage.compared - coverage.bitwise
     if result.verdict == "equivalent":
         wrong = result.reference_culprits
         if wrong:
@@ -59,7 +59,9 @@ def headline(result: Result) -> str:
                 f"#{wrong[0].step} {wrong[0].op_type}."
             )
         alone = result.reference.engine == "none"
-        bits = "" if alone else "Every bit is equal too." if not differing else f"Bits differ in {differing}."
+        bits = "Every bit is equal too." if not differing else f"Bits differ in {differing}."
+        if coverage.compared < coverage.steps:
+            bits = f"Bits differ in {differing} of the {coverage.compared} that both sides delivered." * (not alone)
         return f"EQUIVALENT   {judged}; {result.reason}. {bits}"
     if result.verdict == "different":
         if not result.culprits:
@@ -67,6 +69,9 @@ def headline(result: Result) -> str:
         first, count = result.culprits[0], len(result.culprits)
         many = "1 culprit" if count == 1 else f"{count} culprits, the first"
         others = f"{coverage.judged - count} other steps are legal ({judged})"
+        if len(first.steps) > 1:
+            merged = f"steps #{first.steps[0]} to #{first.steps[-1]}, judged as one (values between were not delivered)"
+            return f"DIFFERENT   {many}: {merged}. {others}."
         return f"DIFFERENT   {many}: step #{first.step} {first.op_type} '{_short(first.node)}'. {others}."
     return f"INCONCLUSIVE   {judged}; {result.reason}. No verdict."
 
@@ -80,7 +85,7 @@ def _field(label: str, text: str) -> list[str]:
 
 def _what_happened(result: Result) -> list[str]:
     failed = result.coverage.failed
-    if result.verdict != "inconclusive" or not failed:
+    if not failed:
         return []
     lines = [f"{item.name}: {item.reason}" for item in failed[:3]]
     more = [f"and {len(failed) - 3} more (--json)"] if len(failed) > 3 else []
@@ -349,7 +354,7 @@ def _remarks(result: Result) -> list[str]:
     if absent:
         lines += _field(
             "absent",
-            f"{len(absent)} values the candidate does not store, e.g. {_short(absent[0].name)}: {absent[0].reason}",
+            f"{len(absent)} values the candidate does not store, e.g. {absent[0].name[-_NAME_WIDTH:]}: {absent[0].reason}",
         )
     lines += _task(result)
     for note in result.notes:

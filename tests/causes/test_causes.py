@@ -150,7 +150,7 @@ def test_a_mistake_is_named_and_its_evidence_counts_the_wrong_codes(conv: Conv, 
     explained, of = cause.explains
     assert np.count_nonzero(surely_wrong) <= of <= np.count_nonzero(codes != quantised(conv.right, conv.low))
     assert 0.95 * of <= explained <= of
-    assert f"explains {explained} of {of} wrong codes" in cause.evidence
+    assert f"explains {explained} of {of} codes beyond the limit" in cause.evidence
 
 
 def test_a_relu_left_out_or_at_raw_zero_and_early_saturation_are_told_apart() -> None:

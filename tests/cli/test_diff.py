@@ -165,7 +165,10 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "unknown values": (["diff", "M", "--values", "some"], ["'all', 'splits', 'outputs'"]),
     "unknown flag": (["diff", "M", "--frobnicate"], ["--frobnicate", "diff --help"]),
     "two models": (["diff", "M", "M"], ["unexpected extra argument"]),
-    "other inputs": (["diff", "M", "--candidate-model", "two.onnx"], ["input 'a' of the candidate model fits no input of the model"]),
+    "other inputs": (
+        ["diff", "M", "--candidate-model", "two.onnx"],
+        ["input 'a' of the candidate model fits no input of the model"],
+    ),
     "empty candidate": (["diff", "M", "-c", ""], ["expected the name of a backend"]),
     "empty tolerance": (["diff", "M", "--tolerance", ""], ["semantics, bitwise, close"]),
     "no such provider": (["diff", "M", "-c", "ort:provider=cuda"], ["cuda", "CPUExecutionProvider"]),
@@ -454,3 +457,31 @@ def test_a_changed_weight_is_still_read_from_the_file_given(run: Run, tmp_path: 
     tensor.CopyFrom(numpy_helper.from_array(np.zeros_like(numpy_helper.to_array(tensor)), weight))
     onnx.save(model, tmp_path / "m.onnx")
     assert run("diff", digits, "-c", "ort", "--candidate-model", "m.onnx")[0] == 1
+
+
+# -- files that must not be lost ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command", [["diff", "{}", "--json", "{}"], ["inspect", "{}", "--json", "{}"], ["convert", "{}", "-o", "{}"]]
+)
+def test_a_command_does_not_write_over_the_model_it_reads(
+    run: Run, digits: Path, tmp_path: Path, command: list[str]
+) -> None:
+    model = tmp_path / "model.onnx"
+    model.write_bytes(digits.read_bytes())
+    assert_trouble(run(*[word.format(model) for word in command]), "cannot write", "the command reads it")
+    assert model.read_bytes() == digits.read_bytes()
+
+
+def test_a_recording_of_another_model_is_not_replaced(
+    run: Run, digits: Path, fixtures_dir: Path, tmp_path: Path
+) -> None:
+    assert run("record", digits, "-i", "random:1", "-o", tmp_path / "kept")[0] == 0
+    other = fixtures_dir / "detector_qdq_s8.onnx"
+    assert_trouble(
+        run("record", other, "-i", "random:1", "-o", tmp_path / "kept"),
+        "holds a recording of another model",
+        "digits_qdq_s8.onnx",
+    )
+    assert_trouble(run("diff", other, "--save", tmp_path / "kept"), "it is a recording", "both sides")

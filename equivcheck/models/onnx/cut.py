@@ -258,7 +258,10 @@ def codes_of(array: Array, graph: Graph, stored: str) -> tuple[Array, float]:
 
 
 def _into_codes(reals: Array, scale: Array, zero: Array, codes: Array) -> float:
-    """Fill `codes`; return the largest distance from the grid in steps, beyond the rounding of scale * code itself."""
+    """Fill `codes`; return the largest distance from the grid in steps, beyond the rounding of scale * code itself.
+
+    It is infinite where there is NaN.
+    """
     steps = reals.astype(np.float64)
     steps /= scale
     own_rounding = np.abs(steps) * np.finfo(reals.dtype).eps
@@ -266,6 +269,10 @@ def _into_codes(reals: Array, scale: Array, zero: Array, codes: Array) -> float:
     rounded = np.rint(steps)
     steps -= rounded
     off = np.abs(steps, out=steps)
+    nan = np.isnan(rounded)
+    if nan.any():  # no code stands for it
+        rounded[nan] = 0.0
+        off[nan], own_rounding[nan] = np.inf, 0.0
     bounds = np.iinfo(codes.dtype)
     codes[...] = np.clip(rounded, bounds.min, bounds.max, out=rounded)
     return float(np.max(off, where=off > own_rounding, initial=0.0))

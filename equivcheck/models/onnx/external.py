@@ -109,6 +109,12 @@ def load_external(proto: onnx.ModelProto, folder: Path) -> None:
         del tensor.external_data[:]
 
 
+def check_external(proto: onnx.ModelProto, folder: Path) -> None:
+    """Raise ModelError when a file of external data is missing, or lies outside of the model's folder; nothing is read."""
+    for tensor in external_tensors(proto):
+        _checked(folder, range_of(tensor), tensor.name)
+
+
 def _checked(folder: Path, place: Range, tensor: str) -> Path:
     path = folder / place.location
     inside = not Path(place.location).is_absolute() and ".." not in Path(place.location).parts

@@ -16,7 +16,13 @@ from onnx import helper, numpy_helper
 
 from equivcheck.errors import ModelError, near
 from equivcheck.models.graph import Array, Dim, Graph, Node, Value
-from equivcheck.models.onnx.external import LARGEST_IN_MEMORY, external_bytes, external_tensors, load_external
+from equivcheck.models.onnx.external import (
+    LARGEST_IN_MEMORY,
+    check_external,
+    external_bytes,
+    external_tensors,
+    load_external,
+)
 from equivcheck.models.onnx.rewrite import QdqForm, to_qdq
 
 _NAMES = {
@@ -145,6 +151,8 @@ def model_from_bytes(content: bytes, path: str) -> OnnxModel:
     outside = external_bytes(proto)
     if outside <= LARGEST_IN_MEMORY:
         load_external(proto, Path(path).parent)
+    else:
+        check_external(proto, Path(path).parent)
     return OnnxModel(path, hashlib.sha256(content).hexdigest(), proto, outside)
 
 
