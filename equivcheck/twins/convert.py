@@ -234,6 +234,8 @@ class _Conversion:
         kinds = (*moves.SHAPED, "Transpose")
         if len(step.nodes) != 1 or held is None or node.op_type not in kinds:
             raise CannotExpressError(reason)
+        if held.codes is not None and node.inputs[0] != step.inputs[0]:  # it moves what the codes stand for
+            held = self.draft.after(held, Stage("DEQUANTIZE", self.draft.tensors[held.tensor].shape, None))
         moves.move_held(self.draft, held, node.op_type, node.attributes, _constants(self.graph, node), step.outputs[0])
 
     # -- what came of it -----------------------------------------------------------------------------------------------

@@ -366,3 +366,13 @@ def test_a_symbolic_batch_is_one_and_any_other_open_size_is_refused() -> None:
     proto.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "height"
     with pytest.raises(UnsupportedModel, match="input x has no fixed shape"):
         convert(loaded(proto))
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (1, 3, 4, 5)])
+def test_a_real_that_is_only_handed_on_is_dequantised_first(shape: tuple[int, ...]) -> None:
+    m = Qdq(dtype="int8", seed=3)
+    real = m.qdq(m.op("Relu", [m.qdq(m.input("x", shape), 0.02)]), 0.03)
+    model = loaded(m.model(m.op("Identity", [real])))
+    proof = proved(model)
+    assert proof.proved, proof.wrong
+    assert operators(convert(model))[-2:] == ["DEQUANTIZE", "RESHAPE"]
