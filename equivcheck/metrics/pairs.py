@@ -66,7 +66,7 @@ def _domain(
         return _Floats(reference.shape, grids, close)
     same = grid is None or candidate_grid is None or candidate_grid is grid
     if same and reference.dtype == candidate.dtype and reference.itemsize == 1 and (grid is None or grid.uniform):
-        return _Bytes(reference.shape, grid, close)
+        return _Bytes(reference.shape, grid, close, unsigned=reference.dtype == np.uint8)
     return _Codes(reference.shape, [grid, grid if same else candidate_grid], close)
 
 
@@ -186,18 +186,23 @@ class _Bytes(_Sums):
 
     blocks = 2  # float32 scratch: twice the elements in the same cache, half the calls
 
-    def __init__(self, shape: tuple[int, ...], grid: Grid | None, close: tuple[float, float] | None) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], grid: Grid | None, close: tuple[float, float] | None, *, unsigned: bool
+    ) -> None:
         super().__init__(shape, [None, None], close)
         self.grid = grid
-        self.shift = 0
+        self.unsigned = unsigned
+        self.zero = (0 if grid is None else int(grid.zero.item())) - (_SHIFT if unsigned else 0)  # of codes as int8
         self.a = self.b = self.aa = self.bb = self.ab = self.distances = 0
 
     def common(self, a: Array, but: Array, parameters: list[Array]) -> bool:
         x = self._float("a", a)
         x[but] = 0
-        linear, square = int(total(x)), int(dot(x, x))
-        self.a += linear
-        self.b += linear
+        square = int(dot(x, x))
+        if self.zero:  # else the sum of what is equal appears in no figure
+            linear = int(total(x))
+            self.a += linear
+            self.b += linear
         self.aa += square
         self.bb += square
         self.ab += square
@@ -223,13 +228,12 @@ class _Bytes(_Sums):
 
     def _float(self, name: str, codes: Array) -> Array:
         """Codes as float32 integers of at most 128."""
-        if codes.dtype == np.uint8:
-            self.shift = _SHIFT
+        if self.unsigned:
             codes = np.bitwise_xor(codes, np.uint8(_SHIFT), out=self.scratch.get("low", np.uint8, codes.size))
         return self.scratch.cast(name, np.float32, codes.view(np.int8))
 
     def figures(self, n: int) -> dict[str, Any]:
-        zero = -self.shift if self.grid is None else int(self.grid.zero.item()) - self.shift
+        zero = self.zero
         square: float = 1 if self.grid is None else self.grid.scale.item() ** 2
         apart = self.aa - 2 * self.ab + self.bb
         return super().figures(n) | {
