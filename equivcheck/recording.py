@@ -232,7 +232,7 @@ class Writer:
                 self.place.parent.rmdir()
 
     def finish(self, side: Side) -> Path:
-        """Move the whole to its place (an older recording there is replaced) and return that."""
+        """Move the whole to its place (an older recording of the same model is replaced) and return that."""
         values: dict[str, _SavedValue] = {}
         absent: dict[str, str] = {}
         for done in self._done:

@@ -634,7 +634,7 @@ NARROW = {
 }
 _VALUES = np.array([7.0, 1.5, -0.0, 2.25, -3.0], np.float32)
 for _name, _args in NARROW.items():
-    KINDS[f"{_name}_crosses_the_cut"] = lambda args=_args: _narrow(*args)  # type: ignore[misc]
+    KINDS[f"{_name}_crosses_the_cut"] = lambda args=_args: _narrow(*args)  # type: ignore[misc]  # set on purpose
     FEEDS[f"{_name}_crosses_the_cut"] = {"x": _VALUES, "flag": np.array(True)}
 
 

@@ -66,7 +66,7 @@ class Site:
 
 def sign_flipped_channel(site: Site, rng: np.random.Generator) -> bool:
     weight = site.weight.copy().astype(np.int16)
-    zero = site.array(site.dequantize_of(1).input[2]).ravel()  # type: ignore[union-attr]
+    zero = site.array(site.dequantize_of(1).input[2]).ravel()  # type: ignore[union-attr]  # there, or the test fails
     k = int(np.argmax(np.abs(weight.reshape(weight.shape[0], -1) - zero[0]).sum(axis=1)))
     weight[k] = np.clip(
         2 * int(zero[min(k, zero.size - 1)]) - weight[k],

@@ -86,7 +86,7 @@ def test_one_picture_in_a_batch_and_shapes_without_a_batch(picture: np.ndarray) 
 def test_quantised_pictures_are_recognised_through_their_rounding(picture: np.ndarray) -> None:
     real = normalised(picture) / 0.03 - 10
     got = np.clip(np.rint(real[:, ::-1]), -128, 127).astype(np.int8)
-    assert "reversed colour order" in explain_input(real, got).evidence  # type: ignore[union-attr]
+    assert "reversed colour order" in explain_input(real, got).evidence  # type: ignore[union-attr]  # there, or the test fails
 
 
 def test_offsets_of_codes_are_told_in_the_reals_they_stand_for(picture: np.ndarray) -> None:

@@ -53,7 +53,7 @@ class PairedBackend(Backend):
     def __init__(self, backend: Backend, other: OnnxModel, own: OnnxModel) -> None:
         self.backend, self.spec, self.chosen = backend, backend.spec, backend.chosen
         self.name = backend.name  # type: ignore[misc]  # reports call it what it wraps
-        self.summary = backend.summary  # type: ignore[misc]
+        self.summary = backend.summary  # type: ignore[misc]  # as the name
         self.own, self.other = own, with_shapes_of(own, other)
         self.pairing = pair(own.graph, self.other.graph)
         self.feeds = feeds_for(self.pairing)

@@ -23,7 +23,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 try:
     import numpy as np
 except ImportError:  # said in an answer, see `_begin`
-    np = None  # type: ignore[assignment]
+    np = None  # type: ignore[assignment]  # told to the near end, which then says what is missing
 
 _ALIGNMENT = 64  # bytes; a cache line, and what vector loads of engines like
 _PIECE = 4 << 20  # bytes of one channel message: small enough for a slow line to show that it lives

@@ -238,7 +238,7 @@ def _glob(name: str, pattern: str) -> bool:
 
 def _same(first: Sequence[Selected], other: Sequence[Selected]) -> bool:
     """A node and its own output are one thing; so are an op_type and the only node of that type."""
-    key: Callable[[Sequence[Selected]], set[tuple[str, ...]]] = lambda points: {p.after for p in points}  # noqa: E731
+    key: Callable[[Sequence[Selected]], set[tuple[str, ...]]] = lambda points: {p.after for p in points}  # noqa: E731  # one of two
     return key(first) == key(other)
 
 

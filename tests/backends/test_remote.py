@@ -77,7 +77,7 @@ def figures(result: Result) -> dict[str, Any]:
         for key in ("spec", "timings_s"):
             del found[side][key]
     del found["again"]
-    return found  # type: ignore[no-any-return]
+    return found  # type: ignore[no-any-return]  # the array of a dict of Any
 
 
 # -- the same figures ----------------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def test_a_lost_connection_is_made_again_once(script: Script, board: SshServer) 
     spec = f"{script('pass')}@ssh={board.address}@python={sys.executable}"
     with backend(spec).open(model) as session:
         before = session.run("one", feeds(model.proto))
-        session.engine._worker._process.kill()  # type: ignore[attr-defined]
+        session.engine._worker._process.kill()  # type: ignore[attr-defined]  # outside of the public types
         after = session.run("two", feeds(model.proto))
         assert set(after.values) == set(before.values) == set(model.graph.stored)
 
@@ -285,7 +285,7 @@ def test_a_board_that_went_away_ends_in_no_verdict(
     model = small()
     with backend(f"{script('pass')}@ssh={board.address}@python={sys.executable}").open(model) as session:
         session.run("one", feeds(model.proto))
-        session.engine._worker._process.kill()  # type: ignore[attr-defined]
+        session.engine._worker._process.kill()  # type: ignore[attr-defined]  # outside of the public types
         monkeypatch.setenv("EQUIVCHECK_SSH", board.ssh + " -p 1")
         with pytest.raises(EngineCrashed, match="cannot be started again"):
             session.run("two", feeds(model.proto))

@@ -140,7 +140,7 @@ def record(folder: Path, arguments: list[str]) -> int:
         recorder.run(self, feeds)
         return run(self, feeds, outputs)
 
-    OrtEngine.load, OrtEngine.optimise, OrtEngine.run = noted_load, noted_optimise, noted_run  # type: ignore[method-assign]
+    OrtEngine.load, OrtEngine.optimise, OrtEngine.run = noted_load, noted_optimise, noted_run  # type: ignore[method-assign]  # watched on purpose
     code = main(arguments)
     (folder / "calls.json").write_text(json.dumps(recorder.calls))
     return code

@@ -188,7 +188,7 @@ def _frame(x: int, y: int, size: int, across: str, up: str, end: str) -> str:
 
 
 def _line(points: object, x: int, y: int, size: int, colour: str, more: str = "") -> str:
-    shown = " ".join(f"{x + a * size:.1f},{y + (1 - b) * size:.1f}" for a, b in points)  # type: ignore[attr-defined]
+    shown = " ".join(f"{x + a * size:.1f},{y + (1 - b) * size:.1f}" for a, b in points)  # type: ignore[attr-defined]  # outside of the public types
     return f'<polyline points="{shown}" fill="none" stroke="{colour}" stroke-width="2" {more}/>'
 
 

@@ -215,7 +215,7 @@ class _Watched(Backend):
     def __init__(self, inner: Backend) -> None:
         self.inner = inner
         self.spec = inner.spec
-        self.second_opinion = inner.second_opinion  # type: ignore[misc]
+        self.second_opinion = inner.second_opinion  # type: ignore[misc]  # set on purpose
         self.last: Recording | None = None
 
     def open(self, model: OnnxModel) -> Session:
@@ -226,7 +226,7 @@ class _Watched(Backend):
             self.last = run(sample, feeds)
             return self.last
 
-        session.run = watch  # type: ignore[method-assign]
+        session.run = watch  # type: ignore[method-assign]  # watched on purpose
         return session
 
     def deploy(self, proto: onnx.ModelProto) -> Runner:

@@ -19,7 +19,7 @@ from small_models import TRAPS, end, start, zero_of
 
 
 def graph_of(proto: object) -> Graph:
-    return model_from_bytes(proto.SerializeToString(), "small.onnx").graph  # type: ignore[attr-defined]
+    return model_from_bytes(proto.SerializeToString(), "small.onnx").graph  # type: ignore[attr-defined]  # outside of the public types
 
 
 @pytest.fixture(scope="module")
@@ -185,8 +185,8 @@ def test_a_node_called_like_an_op_type_is_refused_unless_it_is_the_only_one() ->
     graph = graph_of(m.model(y))
     with pytest.raises(SelectorError, match=r"op:Conv \(1 node\), node:Conv \(1 node\)"):
         one(graph, "Conv")
-    assert one(graph, "op:Conv").node.op_type == "Conv"  # type: ignore[union-attr]
-    assert one(graph, "node:Conv").node.op_type == "Sigmoid"  # type: ignore[union-attr]
+    assert one(graph, "op:Conv").node.op_type == "Conv"  # type: ignore[union-attr]  # there, or the test fails
+    assert one(graph, "node:Conv").node.op_type == "Sigmoid"  # type: ignore[union-attr]  # there, or the test fails
 
 
 def test_two_nodes_of_one_name_are_both_selected() -> None:

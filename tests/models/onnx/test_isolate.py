@@ -51,7 +51,7 @@ def isolated_values(
     model: OnnxModel, values: Mapping[str, Array], cuts: Collection[str], form: str
 ) -> tuple[dict[str, Array], dict[str, str]]:
     """What each output of the isolated model gives, by stored value; and what passes through."""
-    made = isolate(model, {name: spec_of(values[name]) for name in cuts}, form=form)  # type: ignore[arg-type]
+    made = isolate(model, {name: spec_of(values[name]) for name in cuts}, form=form)  # type: ignore[arg-type]  # checked as it is called
     feed = made.feed(values)
     assert set(feed) == {port.name for port in made.proto.graph.input}
     got = run(made.proto, feed) if made.outputs else {}
@@ -136,7 +136,7 @@ def test_a_value_that_is_not_cut_is_computed_with_its_readers(name: str, dtype: 
 def test_whatever_is_left_out_the_rest_is_reproduced(seed: int, size: int, picks: object) -> None:
     model = model_of(RandomModel(seed, size).model())
     values = plain_values(model, feeds(model.proto))
-    cuts = [v for v in values if v in model.graph.inputs or picks.random() < 0.6]  # type: ignore[attr-defined]
+    cuts = [v for v in values if v in model.graph.inputs or picks.random() < 0.6]  # type: ignore[attr-defined]  # outside of the public types
     for form in ("codes", "real"):
         shown, _ = isolated_values(model, values, cuts, form)
         for value, array in shown.items():
