@@ -53,8 +53,12 @@ def test_no_submodule_hides_a_public_function(fixtures_dir: Path) -> None:
     code = f"""
 import importlib, pkgutil, equivcheck
 for module in pkgutil.walk_packages(equivcheck.__path__, "equivcheck."):
-    if not module.name.endswith("__main__"):
+    if module.name.endswith("__main__"):
+        continue
+    try:
         importlib.import_module(module.name)
+    except ModuleNotFoundError as missing:  # an engine that is not installed; never a module of ours
+        assert not missing.name.startswith("equivcheck"), missing
 assert equivcheck.diff({model!r}, candidate="ort").verdict == "equivalent"
 assert equivcheck.assert_equivalent({model!r}, candidate="ort").equivalent
 assert len(equivcheck.split({model!r}, "GlobalAveragePool")) == 1

@@ -77,6 +77,8 @@ def test_a_number_must_make_sense(spec: str) -> None:
 
 def test_every_backend_knows_a_timeout() -> None:
     for name, point in known().items():
+        if point.load().unavailable() is not None:  # refused before its options are read
+            continue
         needed = f"{__file__}," if point.load().positional is not None else ""
         assert backend(f"{name}:{needed}timeout=2.5").chosen["timeout"] == "2.5"
 
