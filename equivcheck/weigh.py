@@ -16,7 +16,7 @@ from equivcheck.models.onnx.load import OnnxModel
 from equivcheck.plan import merged
 from equivcheck.recording import Parameters, Recording
 from equivcheck.referee import ExactReferee, float32_bound, float_value_bound
-from equivcheck.truth import StepResults
+from equivcheck.truth import StepResults, step_results
 
 _ENVELOPE_RUNS = 8
 _TELLING = 0.25  # an envelope above that share of the error tells nothing about it
@@ -54,7 +54,7 @@ class Weigher:
             if not any(m in unusable for m in missing)
         }
         made = [s for s in self.graph.steps if any(out in self.merged for out in s.outputs)]
-        self.steps = StepResults(model, self.specs, made)
+        self.steps = step_results(model, self.specs, made)
 
     def weigh(
         self,

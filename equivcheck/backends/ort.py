@@ -22,7 +22,7 @@ from equivcheck.models.onnx.load import OnnxModel
 from equivcheck.models.onnx.observe import Located, locate, recode, tag
 from equivcheck.recording import Parameters, Recording
 from equivcheck.result import Observation, Side
-from equivcheck.truth import StepResults, specs_of
+from equivcheck.truth import StepResults, specs_of, step_results
 
 # NhwcTransformer off: bit-identical to ENABLE_ALL and keeps NCHW (6 real and 10 small models). ConstantSharing off: it
 # would merge the telling scales again; but without it a Gemm whose weight and activation scales are equal becomes
@@ -222,7 +222,7 @@ class _OrtSession(Session):
         reordered = any(node.op_type == "Transpose" for node in self.graph.nodes)
         while True:
             if self.steps is None or not self.steps.fits(seen.values):
-                self.steps = StepResults(self.model, specs_of(seen.values), seen.made())
+                self.steps = step_results(self.model, specs_of(seen.values), seen.made())
             results = _refusing(partial(self.steps.evaluate, seen.values))
             if not seen.amend(results, reordered):
                 return results
@@ -307,9 +307,9 @@ class _Seen:
                     continue
                 if waits:
                     doubtful.add(name)
+                elif not reordered and self.chosen[name].certain:
+                    continue
                 elif not self._holds(name, results[name], missing):
-                    if not reordered and self.chosen[name].certain:
-                        continue
                     doubtful.add(name)
                     changed = True
                     if not self._take_next(name, None if missing else results[name]):

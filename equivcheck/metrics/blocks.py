@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -47,18 +47,32 @@ class Grid:
 
 
 class Scratch:
-    """Memory that is written again for every block (of `blocks` times BLOCK elements), by name."""
+    """Memory that is written again for every block (of `blocks` times BLOCK elements), by name.
+
+    Released, it serves the next tensor: memory that is new to the process costs a page fault every 4 KiB, 40 % of the time
+    of a tensor of 25,000 elements.
+    """
+
+    _released: ClassVar[list[dict[tuple[str, npt.DTypeLike], Array]]] = []  # threads take from it and append to it
 
     def __init__(self, size: int, blocks: int = 1) -> None:
         self.size = min(size, blocks * BLOCK)
-        self._kept: dict[tuple[str, npt.DTypeLike], Array] = {}
+        try:
+            self._kept = self._released.pop()
+        except IndexError:
+            self._kept = {}
 
     def get(self, name: str, dtype: npt.DTypeLike, size: int) -> Array:
         """Return `size` uninitialised elements; the next call with this name and dtype returns them again."""
         kept = self._kept.get((name, dtype))
-        if kept is None:
+        if kept is None or kept.size < size:
             kept = self._kept[name, dtype] = np.empty(self.size, dtype)
         return kept[:size]
+
+    def release(self) -> None:
+        """Hand the memory on. Nothing that `get` or `cast` returned may be used any more."""
+        self._released.append(self._kept)
+        self._kept = {}
 
     def cast(self, name: str, dtype: npt.DTypeLike, values: Array) -> Array:
         """Return 1-D `values` as `dtype`, in scratch."""
@@ -102,6 +116,7 @@ def walk(*arrays: Array, blocks: int = 1) -> Iterator[tuple[int, list[Array]]]:
             found.append(flat)
         yield start, found
         start += found[0].size
+    scratch.release()
 
 
 def _flat(array: Array, target: np.dtype[Any]) -> Array | None:

@@ -42,6 +42,7 @@ def tally(
         for start, (a, b, *parameters) in walk(reference, candidate, *sums.parameters, blocks=sums.blocks):
             sums.add(start, a, b, parameters)
         sums.flush()
+    sums.scratch.release()
     floats, gridded = isinstance(sums, _Floats), grid is not None
     return Tally(
         shape=reference.shape,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from equivcheck.metrics.blocks import Array, Grid, Scratch, walk
 from equivcheck.result import ChannelExcess, StepError
 
+_ONE, _NONE = np.ones(()), np.zeros(())
 INFINITE = 1e300  # stands for "infinitely wrong" (NaN where a number is due) in figures that JSON must be able to hold
 
 
@@ -127,43 +129,57 @@ class _StepSums:
         self.sum_bias = 0.0
 
     def add(self, start: int, code: Array, result: Array, scale_and_zero: list[Array]) -> None:
-        """Add a block, the first element of which has the flat index `start`."""
+        """Add a block, the first element of which has the flat index `start`.
+
+        Reals are compared, `result` and (code - zero) * scale, which float64 holds exactly; what is found is divided by the
+        scale. So ties stay ties, and a block is multiplied, which takes a third of the time that dividing it takes.
+        """
+        scale, zero = (_plain(parameter) for parameter in scale_and_zero or (_ONE, _NONE))
         real = self.scratch.cast("real", np.float64, result)
-        if scale_and_zero:
-            real /= scale_and_zero[0]
-            real += scale_and_zero[1]
         if self.bounds is not None:
-            np.clip(real, *self.bounds, out=real)
-        error = self.scratch.cast("error", np.float64, code)
-        error -= real
-        distance = np.abs(error, out=self.scratch.get("distance", np.float64, code.size))
+            np.clip(real, *((bound - zero) * scale for bound in self.bounds), out=real)
+        distance = self.scratch.cast("distance", np.float64, code)
+        if scale_and_zero:
+            distance -= zero
+            distance *= scale
+        distance -= real
+        np.abs(distance, out=distance)
+        if isinstance(scale, float):
+            lsb = scale
+        else:
+            distance /= scale
+            lsb = 1.0
         rows = self._row_starts(start, code.size)
-        first = start // self.width
         by_row = _by_row(np.maximum, distance, rows)
         if not np.isfinite(by_row).all():
             by_row = _by_row(np.maximum, _beyond_numbers(distance, code, real), rows)
+        by_row = by_row / lsb
+        first = start // self.width
         self._fold(np.maximum, self.by_channel, first, by_row)
         peak = float(by_row.max())
         if peak > self.peak:
             k = int(distance.argmax())
-            self.peak, self.at, self.code, self.real = peak, start + k, float(code[k]), float(real[k])
+            self.peak, self.at, self.code = peak, start + k, float(code[k])
+            self.real = float(real[k] / _at(scale, k) + _at(zero, k))
         if peak > 0.5:
-            self._add_off(error, distance)
+            where = np.greater(distance, 0.5 * lsb, out=self.scratch.get("stopped", np.bool_, code.size)).nonzero()[0]
+            above = (code[where] - _at(zero, where)) * _at(scale, where) > real[where]
+            self._add_off(distance[where] / lsb, above)
         self._add_stopped(code, first, rows)
 
-    def _add_off(self, error: Array, distance: Array) -> None:
-        wrong = error[np.greater(distance, 0.5, out=self.scratch.get("stopped", np.bool_, error.size)).nonzero()[0]]
-        self.off += wrong.size
-        finite = wrong[np.isfinite(wrong)]
-        self.sum_bias += float((np.sign(finite) * np.ceil(np.abs(finite) - 0.5)).sum())
+    def _add_off(self, distance: Array, above: Array) -> None:
+        """Count the elements beyond rounding: their distance, and whether the code is above the real value."""
+        self.off += distance.size
+        finite = np.isfinite(distance)
+        steps = np.ceil(distance[finite] - 0.5)
+        self.sum_bias += float(np.where(above[finite], steps, -steps).sum())
 
     def _add_stopped(self, code: Array, first: int, rows: Array) -> None:
         """Count the codes at which the step stops; a channel with any other code is live."""
         if not self.stops:
             return
-        stopped = self.scratch.get("stopped", np.bool_, code.size)
-        stopped[:] = False
-        for stop in self.stops:
+        stopped = np.equal(code, self.stops[0], out=self.scratch.get("stopped", np.bool_, code.size))
+        for stop in self.stops[1:]:
             stopped |= np.equal(code, stop, out=self.scratch.get("at stop", np.bool_, code.size))
         count = int(np.count_nonzero(stopped))
         self.saturated += count
@@ -190,6 +206,7 @@ class _StepSums:
             operation(by_channel[:rest], by_row[by_row.size - rest :], out=by_channel[:rest])
 
     def finish(self, half: float) -> StepTally:
+        self.scratch.release()
         return StepTally(
             shape=self.shape,
             n=self.n,
@@ -214,6 +231,17 @@ def _by_row(operation: np.ufunc, values: Array, rows: Array) -> Array:
 
 def _beyond_numbers(distance: Array, code: Array, real: Array) -> Array:
     """NaN or Inf as the step gives it is right; any other is infinitely wrong. Writes into `distance`."""
-    np.nan_to_num(distance, copy=False, nan=np.inf, posinf=np.inf)
-    distance[(code == real) | (np.isnan(code) & np.isnan(real))] = 0.0
+    odd = ~np.isfinite(distance)
+    right = (code == real) | (np.isnan(code) & np.isnan(real))
+    distance[odd] = np.where(right[odd], 0.0, np.inf)
     return distance
+
+
+def _plain(parameter: Array) -> Array | float:
+    """A parameter that is one for all as a number: an array of no dimensions costs more in every operation."""
+    return parameter if parameter.ndim else float(parameter)
+
+
+def _at(parameter: Array | float, where: Any) -> Any:
+    """A parameter of some elements: one for all, or one each."""
+    return parameter if isinstance(parameter, float) else parameter[where]

@@ -26,6 +26,8 @@ Dim = int | str | None
 
 QUANTIZE = frozenset({"QuantizeLinear"})
 DEQUANTIZE = frozenset({"DequantizeLinear"})
+# Operators that make other numbers each time: without inputs, but no constants. What they make crosses like any value.
+RANDOM = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli".split())
 # Operators that only move codes: a value they make from a quantised value has the same scale and zero point.
 MOVES = frozenset(
     "Reshape Flatten Squeeze Unsqueeze Transpose Slice Split Gather Identity Expand MaxPool "

@@ -262,6 +262,8 @@ def _into_codes(reals: Array, scale: Array, zero: Array, codes: Array) -> float:
 
     It is infinite where there is NaN.
     """
+    if reals.dtype == np.float32 and _dequantise_to(reals, scale.astype(np.float32), zero.astype(np.float32), codes):
+        return 0.0
     steps = reals.astype(np.float64)
     steps /= scale
     own_rounding = np.abs(steps) * np.finfo(reals.dtype).eps
@@ -276,3 +278,20 @@ def _into_codes(reals: Array, scale: Array, zero: Array, codes: Array) -> float:
     bounds = np.iinfo(codes.dtype)
     codes[...] = np.clip(rounded, bounds.min, bounds.max, out=rounded)
     return float(np.max(off, where=off > own_rounding, initial=0.0))
+
+
+def _dequantise_to(reals: Array, scale: Array, zero: Array, codes: Array) -> bool:
+    """Fill `codes` in float32 and say whether (code - zero) * scale gives back every bit of `reals`.
+
+    That is how a DequantizeLinear makes them; it takes a seventh of the time that float64 takes.
+    """
+    with np.errstate(
+        invalid="ignore"
+    ):  # NaN, and what no code stands for, become any code, which does not give it back
+        steps = np.rint(reals / scale)
+        steps += zero
+        np.copyto(codes, steps, casting="unsafe")
+    np.copyto(steps, codes, casting="unsafe")
+    steps -= zero
+    steps *= scale
+    return np.array_equal(steps, reals)

@@ -65,6 +65,11 @@ class OnnxModel:
         """The weights of the QDQ form by name."""
         return {tensor.name: tensor for tensor in self.qdq.proto.graph.initializer}
 
+    @cached_property
+    def evaluator(self) -> dict[str, Any]:
+        """What evaluated steps of this model last (see `equivcheck.truth`)."""
+        return {}
+
     @property
     def opsets(self) -> dict[str, int]:
         return {entry.domain or "ai.onnx": entry.version for entry in self.proto.opset_import}
