@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from equivcheck.models.graph import MOVES, Array, Graph, Node, Step
+from equivcheck.models.graph import MOVES, Array, Graph, Node, Quantisation, Step
 
 _UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 _LINEAR = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -89,15 +89,23 @@ def _linear_bound(graph: Graph, node: Node, values: Mapping[str, Array], growth:
 @lru_cache(maxsize=4096)
 def _weight_sizes(graph: Graph, node: Node) -> tuple[int, float, float] | None:
     """(terms of a sum, the largest sum of |w| over channels, the largest |bias|) of a linear node with constant weights."""
-    weights = _constant(graph, node.inputs[1])
+    weights = _stored_constant(graph, node.inputs[1])
     if weights is None:
         return None
-    axis = _output_axis(node, weights.ndim)
-    by_channel = np.moveaxis(np.abs(weights), axis, 0).reshape(weights.shape[axis], -1)
+    codes, quantisation = weights
+    axis = _output_axis(node, codes.ndim)
+    others = tuple(k for k in range(codes.ndim) if k != axis % codes.ndim)
+    if quantisation is None:
+        largest = np.abs(codes).sum(axis=others, dtype=np.float64)
+    else:  # in integers: a quarter of the memory, and of the time
+        scale, zero = quantisation.along(codes.ndim)
+        wide = np.int16 if codes.itemsize == 1 else np.int64
+        scale = np.max(scale, axis=others) if scale.size > 1 else scale
+        largest = np.abs(codes.astype(wide) - zero.astype(wide)).sum(axis=others, dtype=np.int64) * scale
     bias = _constant(graph, node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
     return (
-        by_channel.shape[1],
-        float(by_channel.sum(axis=1, dtype=np.float64).max(initial=0.0)),
+        codes.size // max(1, codes.shape[axis]),
+        float(largest.max(initial=0.0)),
         0.0 if bias is None else float(np.max(np.abs(bias), initial=0.0)),
     )
 
@@ -132,39 +140,45 @@ def _magnitude(graph: Graph, name: str, values: Mapping[str, Array]) -> float:
 
 def _constant(graph: Graph, name: str) -> Array | None:
     """The real value of a constant: an initializer, or the DQ of one (float64)."""
-    if name in graph.constants:
-        return graph.constants[name].astype(np.float64)
-    node = graph.producer.get(name)
-    if node is None or node.op_type != "DequantizeLinear" or node.inputs[0] not in graph.constants:
+    found = _stored_constant(graph, name)
+    if found is None:
         return None
-    quantisation = graph.parameters(node)
+    codes, quantisation = found
     if quantisation is None:
-        return None
-    codes = graph.constants[node.inputs[0]]
+        return codes.astype(np.float64)
     scale, zero = quantisation.along(codes.ndim)
     return np.asarray((codes.astype(np.float64) - zero) * scale)
 
 
+def _stored_constant(graph: Graph, name: str) -> tuple[Array, Quantisation | None] | None:
+    """A constant as it is stored: an initializer, or the codes that a DQ turns into reals, with their quantisation."""
+    if name in graph.constants:
+        return graph.constants[name], None
+    node = graph.producer.get(name)
+    if node is None or node.op_type != "DequantizeLinear" or node.inputs[0] not in graph.constants:
+        return None
+    quantisation = graph.parameters(node)
+    return None if quantisation is None else (graph.constants[node.inputs[0]], quantisation)
+
+
 class ExactReferee:
-    """Evaluates single steps exactly, by the virtual NPU's `exact` arithmetic. Built when it is first needed."""
+    """Evaluates single steps exactly, by the virtual NPU's `exact` arithmetic. Kernels are made when a step is asked for."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-
-    @cached_property
-    def _program(self) -> Any:
-        from equivcheck.vnpu.profiles import load_profile
-        from equivcheck.vnpu.program import compile_program
-        from equivcheck.vnpu.targets import Target
-
-        nothing = Target("nothing", "kernels are made when a step is asked for, not before", everything=False)
-        return compile_program(self.graph, profile=load_profile("exact"), target=nothing, fallback=_no_fallback)
+        self._kernels: dict[int, Any] = {}
 
     def real(self, step: Step, values: Mapping[str, Array]) -> dict[str, Array] | None:
         """Return the real value in codes (float64, unrounded, unclipped) of each output, or None where it cannot."""
-        found: dict[str, Array] | None = self._program.real(step, values)
-        return found
+        if step.id not in self._kernels:
+            self._kernels[step.id] = self._kernel(step)
+        kernel = self._kernels[step.id]
+        return None if kernel is None else kernel.real(values)
 
+    def _kernel(self, step: Step) -> Any:
+        from equivcheck.vnpu.kernels import Kernel  # late: most models need no step evaluated exactly
+        from equivcheck.vnpu.lower import lower
+        from equivcheck.vnpu.profiles import load_profile
 
-def _no_fallback(step: Step, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    raise NotImplementedError(f"step #{step.id} is not evaluated exactly")
+        op = lower(self.graph, step)
+        return None if isinstance(op, str) else Kernel(op, load_profile("exact"))

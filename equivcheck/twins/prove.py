@@ -17,10 +17,11 @@ from equivcheck.models.onnx.load import OnnxModel
 from equivcheck.models.tflite.load import Flatbuffer, read_flatbuffer
 from equivcheck.tolerance import legal_excess
 from equivcheck.twins.convert import Converted
-from equivcheck.vnpu import compile_program, load_profile, load_target
 from equivcheck.vnpu.ir import Accumulate, Chain, Op
-from equivcheck.vnpu.program import Fallback, Program
+from equivcheck.vnpu.profiles import load_profile
+from equivcheck.vnpu.program import Fallback, Program, compile_program
 from equivcheck.vnpu.requantise import channel_axis, product_scale
+from equivcheck.vnpu.targets import load_target
 
 
 class Engine(Protocol):

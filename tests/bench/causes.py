@@ -41,7 +41,8 @@ from equivcheck.models.onnx.isolate import real_in_codes, spec_of
 from equivcheck.referee import ExactReferee
 from equivcheck.result import Cause
 from equivcheck.tolerance import Excess
-from equivcheck.vnpu import FAULT_KINDS, Fault
+from equivcheck.vnpu.faults import KINDS as FAULT_KINDS
+from equivcheck.vnpu.faults import Fault
 from equivcheck.weigh import Weigher
 
 HELD_BACK_KINDS = tuple(sorted(FAULT_KINDS)[7::16])

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench import legal, peers, planting, report
 from bench.runs import Source, sources
-from equivcheck.vnpu import FAULT_KINDS
+from equivcheck.vnpu.faults import KINDS as FAULT_KINDS
 
 SMALL = ("scale-slightly-off", "one-channel-up", "one-channel-floors", "saturates-early", "last-column-up")
 DETECTOR = "detector"

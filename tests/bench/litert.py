@@ -26,8 +26,10 @@ from equivcheck.models.graph import Array
 from equivcheck.models.onnx.load import OnnxModel
 from equivcheck.recording import Parameters, Recording
 from equivcheck.result import Observation, Side
-from equivcheck.vnpu import compile_program, load_profile, load_target
 from equivcheck.vnpu.ir import Move
+from equivcheck.vnpu.profiles import load_profile
+from equivcheck.vnpu.program import compile_program
+from equivcheck.vnpu.targets import load_target
 
 KERNELS = ("reference", "builtin", "xnnpack", "runtime-2.14")
 RUNTIME = os.environ.get("EQUIVCHECK_TFLITE_RUNTIME", "")

@@ -35,7 +35,8 @@ from equivcheck.check import Request, run
 from equivcheck.models.graph import Array
 from equivcheck.recording import Recording
 from equivcheck.result import Observation, Result, Side
-from equivcheck.vnpu import FAULT_KINDS, Fault
+from equivcheck.vnpu.faults import KINDS as FAULT_KINDS
+from equivcheck.vnpu.faults import Fault
 
 TWINS = ("coral_tf2", "mcunet_vww", "tiny_resnet8")
 SMALL_ENOUGH = ("detector_qdq_s8", "digits_qdq_u8", "tiny", "mcunet", "st_mobilenet", "furiosa")

@@ -10,7 +10,8 @@ import numpy as np
 
 from bench import peers
 from bench.runs import Prepared, Run, Source, illegal
-from equivcheck.vnpu import FAULT_KINDS, Fault
+from equivcheck.vnpu.faults import KINDS as FAULT_KINDS
+from equivcheck.vnpu.faults import Fault
 
 PROFILES = ("tflite-reference", "exact", "ort")
 

@@ -22,7 +22,8 @@ from equivcheck.models.graph import Array
 from equivcheck.models.onnx.load import OnnxModel, load_model
 from equivcheck.recording import Recording
 from equivcheck.result import Result, Side
-from equivcheck.vnpu import Fault, Program
+from equivcheck.vnpu.faults import Fault
+from equivcheck.vnpu.program import Program
 from real_models import REAL_MODELS, shared_folder
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"

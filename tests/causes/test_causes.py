@@ -18,7 +18,7 @@ from bench.runs import sources
 from builder import Qdq
 from equivcheck.causes import Causes
 from equivcheck.models.onnx.load import OnnxModel
-from equivcheck.vnpu import FAULT_KINDS
+from equivcheck.vnpu.faults import KINDS as FAULT_KINDS
 
 X_SCALE, X_ZERO, W_SCALE, OUT_SCALE, OUT_ZERO = 0.02, 100, 0.01, 0.06, 120
 

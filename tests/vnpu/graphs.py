@@ -15,7 +15,9 @@ from onnx import TensorProto, helper, numpy_helper
 from equivcheck.engines.ort import OrtEngine
 from equivcheck.models.graph import Array, Graph, Step
 from equivcheck.models.onnx.load import load_model, model_from_bytes
-from equivcheck.vnpu import Program, compile_program, load_profile, load_target
+from equivcheck.vnpu.profiles import load_profile
+from equivcheck.vnpu.program import Program, compile_program
+from equivcheck.vnpu.targets import load_target
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,12 @@ from equivcheck.backends.registry import backend
 from equivcheck.errors import SpecError, UnknownOption
 from equivcheck.models.graph import Array, Step
 from equivcheck.models.onnx.load import OnnxModel, load_model
-from equivcheck.vnpu import FAULT_KINDS, Fault, Program, compile_program, load_profile, load_target
+from equivcheck.vnpu.faults import KINDS as FAULT_KINDS
+from equivcheck.vnpu.faults import Fault
 from equivcheck.vnpu.ir import Accumulate
+from equivcheck.vnpu.profiles import load_profile
+from equivcheck.vnpu.program import Program, compile_program
+from equivcheck.vnpu.targets import load_target
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = {"detector": "photos/china.png", "digits": "digits/08_8.png"}

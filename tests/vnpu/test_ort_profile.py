@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from equivcheck.vnpu import load_profile
+from equivcheck.vnpu.profiles import load_profile
 from vnpu.cases import CASES, gemm
 from vnpu.graphs import compiled, random_codes, run_ort
 

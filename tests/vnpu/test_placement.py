@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from equivcheck.errors import InputError, UnknownOption
-from equivcheck.vnpu import load_profile, load_target, parse_target, target_names
+from equivcheck.vnpu.profiles import load_profile
+from equivcheck.vnpu.targets import load_target, parse_target, target_names
 from vnpu.cases import chain, conv
 from vnpu.graphs import Q, Weight, compiled, quantised_model, shared_model
 

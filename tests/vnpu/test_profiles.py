@@ -9,10 +9,9 @@ import pytest
 from equivcheck.backends.registry import backend
 from equivcheck.backends.vnpu import VnpuBackend
 from equivcheck.errors import UnknownOption
-from equivcheck.vnpu import load_profile, parse_profile, profile_names
 from equivcheck.vnpu.ir import Accumulate, Binary, Clamp, Codes, Mean, Operand, Pool, Reduce, Softmax, Table
 from equivcheck.vnpu.kernels import Kernel
-from equivcheck.vnpu.profiles import KEYS
+from equivcheck.vnpu.profiles import KEYS, load_profile, parse_profile, profile_names
 from vnpu.cases import conv
 from vnpu.graphs import random_codes
 

@@ -7,9 +7,9 @@ operator to them: layouts, clamps, which kernel, which parameters.
 import numpy as np
 import pytest
 
-from equivcheck.vnpu import load_profile
 from equivcheck.vnpu.ir import Clamp, Codes, Operand, Pool
 from equivcheck.vnpu.kernels import Kernel
+from equivcheck.vnpu.profiles import load_profile
 from vnpu.cases import LOWEST, random_q
 from vnpu.graphs import Q, Weight, compiled, quantised_model, random_codes
 

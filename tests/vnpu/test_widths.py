@@ -164,9 +164,9 @@ def test_int16_convolution_gives_the_codes_of_the_reference_kernel():
 def test_a_wide_accumulator_has_bits_of_its_own():
     from dataclasses import replace
 
-    from equivcheck.vnpu import load_profile
     from equivcheck.vnpu.ir import Accumulate, Clamp, Codes, Operand
     from equivcheck.vnpu.kernels import Kernel
+    from equivcheck.vnpu.profiles import load_profile
 
     scale, w = np.asarray(1.0), np.full((1, 8, 1, 1), 127, np.int64)
     x_codes, out = Codes(1.0, 0, True, 16), Codes(1024.0, 0, True, 16)
