@@ -33,6 +33,7 @@ from equivcheck.models.tflite import cut
 from equivcheck.models.tflite.load import Flatbuffer
 from equivcheck.recording import Recording
 from equivcheck.result import Crossing, Observation, Placement, Side
+from equivcheck.tolerance import legal_table
 
 T = TypeVar("T")
 _PREFIX = "delegate."
@@ -40,6 +41,15 @@ _GIVE_UP = 2  # values in a row on which the engine died or hung: every further 
 _OVERWRITES = ("tflite-runtime",)  # with preserve-all, 2.14 hands back overwritten inputs of ADD and MUL: measured
 _SIXTEEN_BY_EIGHT = ("Conv@16", "ConvTranspose@16", "Gemm@16", "MatMul@16")
 MEAN = (0.65, "LiteRT's built-in MEAN rounds its multiplier and its sum: 0.59 LSB measured")
+# Codes into codes of another scale, r = s_in / s_out (tests/bench/requantise.py: every code of XNNPACK is that of its formula).
+# TFLite: r = m * 2^-k, 1/2 <= m < 1; (q - z_in) * m is rounded before it is shifted, which costs up to 2^-(k+1) for k >= 1.
+TWICE = (
+    0.2501,
+    "TFLite's requantising rounds before its shift and behind it: 1/4 LSB at worst, for s_in / s_out below 1/2",
+)
+# XNNPACK: floor((q - z_in) * rint(256 r) / 256 + 1/2) + z_out, so up to |q - z_in| * |rint(256 r) / 256 - r| <= 255 / 512.
+# Its LEAKY_RELU does the same with one multiplier for each slope.
+EIGHT_BITS = (0.4981, "XNNPACK requantises by s_in / s_out with 8 bits behind the point: 255/512 LSB at worst")
 
 
 class TfliteBackend(Backend):
@@ -138,9 +148,19 @@ class TfliteBackend(Backend):
         return lambda feeds: runs.outputs(translated(lambda: engine.run(runs.fed(feeds))))
 
     def legal_excess(self) -> Mapping[str, tuple[float, str]]:
-        """The 16x8 kernels; the built-in MEAN, to which XNNPACK leaves what it does not take."""
-        wide = dict.fromkeys(_SIXTEEN_BY_EIGHT, TFLITE_16X8)
-        return wide if self.kernels == "reference" else {**wide, "GlobalAveragePool": MEAN, "ReduceMean": MEAN}
+        """The 16x8 kernels; requantising; the built-in MEAN, to which XNNPACK leaves what it does not take.
+
+        QUANTIZE stands in a twin in front of whatever has one scale on both sides in TFLite: CONCATENATION, moved codes. Where
+        nothing is requantised these limits excuse nothing: a wrong code is then 1/2 LSB beyond rounding or more.
+        """
+        requantising = [op for op, row in legal_table().items() if row.kind in ("movement", "requantise")]
+        limits = {**dict.fromkeys(_SIXTEEN_BY_EIGHT, TFLITE_16X8), **dict.fromkeys(requantising, TWICE)}
+        if self.kernels == "reference":
+            return limits
+        limits |= {"GlobalAveragePool": MEAN, "ReduceMean": MEAN}
+        if self.kernels == "xnnpack":
+            limits |= {f"{op}@8": EIGHT_BITS for op in (*requantising, "LeakyRelu")}
+        return limits
 
 
 def translated(call: Callable[[], T]) -> T:
