@@ -20,8 +20,9 @@ from equivcheck.errors import EngineError, InputError, ModelError
 from equivcheck.inputs import InputSpec, Sample, samples_from_python
 from equivcheck.models.graph import Array, Graph
 from equivcheck.models.onnx.load import OnnxModel, load_model
-from equivcheck.recording import Parameters, Recording, Writer
+from equivcheck.recording import Parameters, Recording, Writer, finished_samples, unfinished
 from equivcheck.result import Model, Observation, Side, ValueInfo
+from equivcheck.words import counted
 
 if TYPE_CHECKING:
     import os
@@ -109,8 +110,7 @@ class Recorder:
         if self.writer is None:
             return None
         fed = "".join(f"{feed.name} {feed.sha256} " for feed in sample.info.feeds)
-        beside = self.writer.scratch.with_name(self.writer.scratch.name + ".heads")
-        return beside / hashlib.sha256(fed.encode()).hexdigest()[:16]
+        return _heads(self.writer.scratch) / hashlib.sha256(fed.encode()).hexdigest()[:16]
 
     @property
     def side(self) -> Side:
@@ -170,6 +170,19 @@ def record_samples(
         return writer.finish(recorder.side)
     finally:
         recorder.close()
+
+
+def left_behind(folder: Path) -> str:
+    """What an interrupted job has left of the recording that was to come to `folder`, in words; nothing, where nothing is."""
+    samples = finished_samples(folder)
+    heads = sum(1 for _ in _heads(unfinished(folder)).glob("*/*.safetensors"))
+    parts = [counted(samples, "finished sample")] * bool(samples) + [counted(heads, "head")] * bool(heads)
+    return f"{' and '.join(parts)} kept beside {folder}" if parts else ""
+
+
+def _heads(scratch: Path) -> Path:
+    """Where heads of an unfinished sample are kept."""
+    return scratch.with_name(scratch.name + ".heads")
 
 
 def writer_for(folder: Path, model: OnnxModel, backend: Backend, runs: str = "") -> Writer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 
 import ml_dtypes
@@ -191,3 +192,30 @@ def test_a_damaged_file_of_values_is_named(tmp_path: Path, damage: str) -> None:
         file.write_bytes(content[:-8] if damage == "cut" else b"\xff" * 64)
     with pytest.raises(RecordingError, match=r"0000.safetensors cannot be read"):
         load(folder)
+
+
+def test_a_flipped_bit_is_found_when_the_sample_is_read_and_the_others_can_be(tmp_path: Path) -> None:
+    folder = write(tmp_path / "r", recording("1", x=np.zeros(100)), recording("2", x=np.zeros(100)))
+    file = folder / "0001.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 128
+    file.write_bytes(content)
+    kept = load(folder)
+    assert kept.recordings[0].sample == "1"
+    written = json.loads((folder / "manifest.json").read_text())["samples"][1]["crc32"]
+    with pytest.raises(RecordingError, match=rf"0001.safetensors is not .* is {zlib.crc32(content):08x}, .* {written}"):
+        kept.recordings[1]
+
+
+def test_the_manifest_has_the_crc32_of_each_file(tmp_path: Path) -> None:
+    folder = write(tmp_path / "r", recording("1", x=np.arange(70_000)), recording("2", x=np.zeros(0)))
+    for sample in json.loads((folder / "manifest.json").read_text())["samples"]:
+        assert sample["crc32"] == f"{zlib.crc32((folder / sample['file']).read_bytes()):08x}"
+
+
+def test_an_older_recording_without_checksums_is_read(tmp_path: Path) -> None:
+    folder = write(tmp_path / "r", recording(x=np.arange(3)))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["samples"][0]["crc32"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    np.testing.assert_array_equal(load(folder).recordings[0].values["x"], [0, 1, 2])

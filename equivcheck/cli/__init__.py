@@ -39,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(_usage(error))
     except click.ClickException as error:
         return _complain(error.format_message())
-    except (KeyboardInterrupt, click.Abort):
-        return _interrupted(given)
+    except (KeyboardInterrupt, click.Abort) as stop:
+        return _interrupted(stop)
     except EquivcheckError as error:
         return _complain(str(error))
     except EngineError as error:
@@ -72,10 +72,10 @@ def _usage(error: click.UsageError) -> str:
     return f"{error.format_message()} (see: {command} --help)"
 
 
-def _interrupted(given: Sequence[str]) -> int:
-    kept = any(word.startswith("--save") for word in given) or given[:1] == ["record"]
-    left = "; samples that were finished are kept, the same command goes on behind them" if kept else ""
-    print(f"equivcheck: interrupted; nothing was written{left}", file=sys.stderr)
+def _interrupted(stop: BaseException) -> int:
+    """Say what is kept, where the command has noted that on the exception."""
+    kept = "; ".join(getattr(stop, "__notes__", ())) or "nothing was written"
+    print(f"equivcheck: interrupted; {kept}", file=sys.stderr)
     return INTERRUPTED
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from equivcheck.cli.interrupt import saying_what_is_kept
 from equivcheck.cli.shown import EXIT, again, not_empty, show, writable
 from equivcheck.cli.streams import progress_line
 
@@ -123,24 +124,24 @@ def command(
     loaded_model = load_model(model)
     other = load_model(candidate_model) if candidate_model else None
     loaded = load_samples(list(inputs), input_specs(loaded_model.graph), recipe=preprocess)
-    result = run(
-        Request(
-            model=loaded_model,
-            samples=loaded.samples,
-            split_at=split_at,
-            reference=reference_backend,
-            candidate=candidate_backend,
-            candidate_model=other,
-            values=values,  # type: ignore[arg-type]  # click.Choice has checked it
-            tolerance=limits,
-            second_opinion=second_opinion,
-            save_to=Path(save_to) if save_to else None,
-            keep_going=keep_going,
-            notes=[*loaded.notes, *([] if candidate else _other_npus())],
-            again=again(),
-            progress=progress,
-        )
+    request = Request(
+        model=loaded_model,
+        samples=loaded.samples,
+        split_at=split_at,
+        reference=reference_backend,
+        candidate=candidate_backend,
+        candidate_model=other,
+        values=values,  # type: ignore[arg-type]  # click.Choice has checked it
+        tolerance=limits,
+        second_opinion=second_opinion,
+        save_to=Path(save_to) if save_to else None,
+        keep_going=keep_going,
+        notes=[*loaded.notes, *([] if candidate else _other_npus())],
+        again=again(),
+        progress=progress,
     )
+    with saying_what_is_kept(*([Path(save_to, side) for side in ("reference", "candidate")] if save_to else [])):
+        result = run(request)
     progress("")
     show(result, json_to, verbose)
     return EXIT[result.verdict]

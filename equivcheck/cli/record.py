@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from equivcheck.cli.interrupt import saying_what_is_kept
 from equivcheck.cli.shown import not_empty
 from equivcheck.cli.streams import progress_line
+from equivcheck.words import counted
 
 if TYPE_CHECKING:
     from equivcheck.inputs import Sample
@@ -65,9 +67,10 @@ def command(
     progress = progress_line()
     engine, loaded_model = backend(spec), load_model(model)
     samples = _samples(loaded_model, inputs, preprocess)
-    place = record_samples(loaded_model, engine, samples, Path(output), progress)
+    with saying_what_is_kept(Path(output)):
+        place = record_samples(loaded_model, engine, samples, Path(output), progress)
     progress("")
-    click.echo(f"{place}: {_many(samples)} on {engine.spec}, {_megabytes(place)}")
+    click.echo(f"{place}: {counted(len(samples), 'sample')} on {engine.spec}, {_megabytes(place)}")
     click.echo("next: " + shlex.join(["equivcheck", "compare", "OTHER", str(place), "--model", model]))
     return 0
 
@@ -82,7 +85,7 @@ def _bundle(model: str, spec: str, inputs: tuple[str, ...], preprocess: str | No
     samples = _samples(loaded_model, inputs, preprocess)
     place = write_bundle(loaded_model, what, samples, folder, progress)
     progress("")
-    click.echo(f"{place}: {_many(samples)} for {what.spec}, {_megabytes(place)}")
+    click.echo(f"{place}: {counted(len(samples), 'sample')} for {what.spec}, {_megabytes(place)}")
     click.echo("carry it to the board, and there: python3 run.py")
     results = str(place / "results")
     click.echo(f"then carry {results} back: " + shlex.join(["equivcheck", "compare", results, "--model", model]))
@@ -97,10 +100,6 @@ def _samples(model: OnnxModel, inputs: tuple[str, ...], preprocess: str | None) 
     for note in loaded.notes:
         click.echo(f"equivcheck: {note}", err=True)
     return loaded.samples
-
-
-def _many(samples: list[Sample]) -> str:
-    return "1 sample" if len(samples) == 1 else f"{len(samples)} samples"
 
 
 def _megabytes(folder: Path) -> str:

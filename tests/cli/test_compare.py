@@ -18,7 +18,6 @@ import pytest
 import equivcheck
 from builder import Qdq
 from equivcheck.backends.fake import FakeBackend
-from equivcheck.cli import main
 from equivcheck.recording import load
 from equivcheck.result import Result, from_json
 
@@ -27,24 +26,6 @@ Run = Callable[..., tuple[int, str, str]]
 LOGITS = "logits_QuantizeLinear_Output"
 DOWN = "down_relu_QuantizeLinear_Output"
 IMAGES = [np.random.default_rng(k).random((1, 1, 8, 8)).astype(np.float32) for k in range(3)]
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Run the command line in this process, in a folder of its own; (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def called(*arguments: object) -> tuple[int, str, str]:
-        code = main([str(a) for a in arguments])
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return called
-
-
-@pytest.fixture(scope="module")
-def digits(fixtures_dir: Path) -> Path:
-    return fixtures_dir / "digits_qdq_s8.onnx"
 
 
 @pytest.fixture(scope="module")
@@ -277,6 +258,23 @@ def test_a_broken_file_of_tensors_is_trouble_and_named(
     shutil.copytree(kept / "npu", tmp_path / "broken")
     HARMS[harm](tmp_path / "broken" / "0001.safetensors")
     assert_trouble(run("compare", kept / "cpu", "broken", "--model", digits), "broken/0001.safetensors")
+
+
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("words", [["cpu", "broken", "--model", "M"], ["broken", "--model", "M"], ["broken", "cpu"]])
+def test_a_flipped_bit_is_a_broken_copy_not_a_wrong_engine(
+    run: Run, digits: Path, kept: Path, tmp_path: Path, words: list[str]
+) -> None:
+    shutil.copytree(kept / "cpu", tmp_path / "cpu")
+    shutil.copytree(kept / "npu", tmp_path / "broken")
+    flipped(tmp_path / "broken" / "0001.safetensors")
+    got = run("compare", *(digits if word == "M" else word for word in words))
+    assert_trouble(got, "broken/0001.safetensors is not what was recorded", "copy it again, in binary mode")
 
 
 MANIFESTS: dict[str, Callable[[str], str]] = {

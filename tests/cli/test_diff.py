@@ -18,31 +18,16 @@ import pytest
 from onnx import numpy_helper
 
 from builder import Qdq
-from equivcheck.cli import main
-from equivcheck.result import from_json
+from equivcheck.backends.base import Session
+from equivcheck.backends.fake import FakeBackend
+from equivcheck.backends.registry import backend
+from equivcheck.check import Request
+from equivcheck.errors import InputError
+from equivcheck.models.onnx.load import OnnxModel
+from equivcheck.result import Result, from_json
 
 COMMAND = [sys.executable, "-m", "equivcheck"]
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Run the command line in this process, in an empty folder; (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def called(*arguments: object) -> tuple[int, str, str]:
-        given = [str(a) for a in arguments]
-        monkeypatch.setattr(sys, "argv", ["equivcheck", *given])
-        code = main(given)
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return called
-
-
-@pytest.fixture
-def digits(fixtures_dir: Path) -> Path:
-    return fixtures_dir / "digits_qdq_s8.onnx"
 
 
 @pytest.fixture
@@ -257,7 +242,9 @@ def test_ctrl_c_is_130_and_leaves_no_half_written_file(fixtures_dir: Path, tmp_p
     out, err = process.communicate(timeout=60)
     assert process.returncode in (130, -signal.SIGINT), err  # for a shell both are 130
     assert out == b""
-    assert err.decode().startswith("equivcheck: interrupted; nothing was written; samples that were finished are kept")
+    kept = len(list(tmp_path.glob("kept/.*.unfinished/[0-9]*.json")))
+    said = r"\d+ finished samples? kept beside kept/reference.*; the same command goes on behind that"
+    assert re.fullmatch(f"equivcheck: interrupted; {said if kept else 'nothing was written'}\n", err.decode()), err
     assert [path.name for path in tmp_path.iterdir()] in ([], ["kept"])
     assert not list(tmp_path.glob("kept/*/manifest.json"))
 
@@ -268,6 +255,54 @@ def test_ctrl_c_says_one_line(run: Run, digits: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("equivcheck.check.run", interrupted)
     assert run("diff", digits) == (130, "", "equivcheck: interrupted; nothing was written\n")
+
+
+def test_ctrl_c_says_what_is_kept_of_either_side(run: Run, digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stops(FakeBackend):
+        def open(self, model: OnnxModel) -> Session:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("equivcheck.backends.registry.backend", lambda spec: Stops() if spec == "fake" else ort)
+    ort = backend("ort")
+    assert run("diff", digits, "-i", "random:1", "-c", "fake", "--save", "kept") == (
+        130,
+        "",
+        "equivcheck: interrupted; 1 finished sample kept beside kept/reference; the same command goes on behind that\n",
+    )
+
+
+# -- a long run --------------------------------------------------------------------------------------------------------
+
+
+def slow(request: Request) -> Result:
+    request.progress("sample 1 of 1: cat.png")
+    time.sleep(0.4)
+    raise InputError("enough")
+
+
+def test_a_long_run_shows_life_in_a_log_by_whole_lines(
+    run: Run, digits: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("equivcheck.cli.streams._PERIOD", 0.1)
+    monkeypatch.setattr("equivcheck.check.run", slow)
+    code, out, err = run("diff", digits, "-i", "random:1")
+    assert (code, out) == (2, "")
+    *life, last = err.splitlines()
+    assert last == "equivcheck: enough"
+    assert 1 <= len(life) <= 4
+    assert set(life) == {"equivcheck: 0:00 sample 1 of 1: cat.png"}
+    assert "\r" not in err
+    time.sleep(0.3)
+    assert capfd.readouterr().err == "", "it goes on after the command has ended"
+
+
+def test_on_a_terminal_an_error_stands_on_a_line_of_its_own(
+    run: Run, digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("equivcheck.check.run", slow)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    _, _, err = run("diff", digits, "-i", "random:1")
+    assert err == "\r\x1b[Ksample 1 of 1: cat.png\r\x1b[Kequivcheck: enough\n"
 
 
 def closed_pipe() -> int:

@@ -11,28 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from equivcheck.cli import main
-
 TEN_LINES = Path(__file__).parents[1] / "backends" / "scripts" / "run_ort.py"
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Run the command line in this process, in an empty folder; (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-
-    def called(*arguments: object) -> tuple[int, str, str]:
-        code = main([str(a) for a in arguments])
-        out, err = capfd.readouterr()
-        return code, out, err
-
-    return called
-
-
-@pytest.fixture
-def digits(fixtures_dir: Path) -> Path:
-    return fixtures_dir / "digits_qdq_s8.onnx"
 
 
 def on_the_board(folder: Path, *arguments: object) -> int:
