@@ -60,7 +60,10 @@ class PartInfo(msgspec.Struct, frozen=True):
 
 
 class SplitPointInfo(msgspec.Struct, frozen=True):
-    """One entry of split.json. `before`, `after` and `boundary` are values of the file; `proved` None: not tried."""
+    """One entry of split.json. `before`, `after` and `boundary` are values of the file; `proved` None: not tried.
+
+    `empty` is the part ("head" or "tail") that has nothing to compute.
+    """
 
     selector: str
     node: str | None
@@ -74,6 +77,7 @@ class SplitPointInfo(msgspec.Struct, frozen=True):
     proved: bool | None
     note: str
     exchanged: dict[str, str] = {}
+    empty: str | None = None
 
 
 class SplitInfo(msgspec.Struct, frozen=True):
@@ -463,6 +467,7 @@ def _write_one(model: OnnxModel, number: int, one: SplitPart, folder: Path) -> S
         proved=one.proved,
         note=one.note,
         exchanged=dict(one.parts.exchanged) if isinstance(one.parts, Parts) else {},
+        empty=cut.empty,
     )
 
 

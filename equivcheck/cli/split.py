@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -9,7 +10,9 @@ import click
 from equivcheck.cli.streams import check_json, progress_line, write_json
 
 if TYPE_CHECKING:
-    from equivcheck.parts import SplitInfo, SplitPointInfo
+    from collections.abc import Sequence
+
+    from equivcheck.parts import SplitInfo, SplitPart, SplitPointInfo
 
 _EPILOG = """\b
 Examples:
@@ -21,6 +24,8 @@ Writes parts/001_GlobalAveragePool/head.onnx, tail.onnx, and parts/split.json. H
 model, bit for bit; parts of a .tflite file are .tflite files, run on TFLite's reference kernels.
 Exit codes: 0 proved (or not asked for, or it could not be run: said), 1 a part does not reproduce the model, 2 trouble.
 """
+# which part is empty -> (the side of the cut it is on, the part that is everything, the other way to cut, where that cuts)
+_EMPTY = {"head": ("before", "tail", "after", "behind"), "tail": ("after", "head", "before", "in front of")}
 
 
 @click.command(
@@ -74,11 +79,31 @@ def command(
         load_samples(list(inputs), input_specs(whole.graph), recipe=preprocess).samples[0].arrays() if inputs else None
     )
     found = split(whole, at, cut="after" if cut == "after" else "before", inputs=given, prove=prove, progress=progress)
+    _refuse_empty(found, model)
     info = write(whole, found, output)
     progress("")
     if not write_json(info.to_json(), json_to):
         _show(info, output)
     return 1 if any(point.proved is False for point in info.split_points) else 0
+
+
+def _refuse_empty(found: Sequence[SplitPart], model: str) -> None:
+    """Raise SelectorError where nothing is split at all; among others, an empty part is shown as such."""
+    from equivcheck.errors import SelectorError
+
+    if not all(part.parts.cut.empty for part in found):
+        return
+    cut = found[0].parts.cut
+    node = cut.point.node
+    what = f"{node.op_type} '{node.label}'" if node is not None else f"'{cut.point.selector}'"
+    side, whole, other, there = _EMPTY[cut.empty or ""]
+    raise SelectorError(
+        f"nothing is computed {side} {what}: the {whole} would be the whole model",
+        asked=cut.point.selector,
+        hint=f"--cut {other} cuts {there} it"
+        if node is not None and cut.place == side
+        else f"name a node further inside: equivcheck inspect {shlex.quote(model)}",
+    )
 
 
 def _show(info: SplitInfo, folder: str) -> None:
@@ -96,7 +121,11 @@ def _show(info: SplitInfo, folder: str) -> None:
 
 
 def _headline(point: SplitPointInfo) -> str:
+    """What was proved; a part with nothing in it proves nothing."""
     what = f"{point.op_type} '{point.node}'" if point.node is not None else f"value '{point.selector}'"
     proof = {True: "PROVED", False: "NOT THE MODEL", None: "not proved"}[point.proved]
     where = f"{point.cut} " if point.node is not None else "at "
+    if point.empty is not None:
+        side, whole, *_ = _EMPTY[point.empty]
+        return f"NO SPLIT   {where}{what}   nothing is computed {side} it: the {whole} is the whole model"
     return f"{proof}   {where}{what}" + ("   head + tail = model, bit for bit" if point.proved else "")

@@ -64,7 +64,7 @@ def test_json_goes_to_stdout_alone_and_is_split_json(
 
 
 def test_json_may_be_a_file(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert split(model, "--at", "Relu", "-o", tmp_path / "parts", "--json", tmp_path / "split.json") == PROVED
+    assert split(model, "--at", "Sigmoid", "-o", tmp_path / "parts", "--json", tmp_path / "split.json") == PROVED
     assert (tmp_path / "split.json").read_bytes() == (tmp_path / "parts" / "split.json").read_bytes()
     assert capsys.readouterr().out.startswith("PROVED")
 
@@ -86,8 +86,8 @@ def test_one_bad_split_point_of_several_is_1(tmp_path: Path) -> None:
 
 
 def test_no_prove_is_0_and_says_not_proved(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert split(model, "--at", "Relu", "-o", tmp_path / "parts", "--no-prove") == PROVED
-    assert capsys.readouterr().out.startswith("not proved   before Relu 'first'")
+    assert split(model, "--at", "Sigmoid", "-o", tmp_path / "parts", "--no-prove") == PROVED
+    assert capsys.readouterr().out.startswith("not proved   before Sigmoid 'second'")
 
 
 def test_above_1_gb_the_proof_is_off_unless_asked_for(
@@ -107,10 +107,10 @@ def test_above_1_gb_the_proof_is_off_unless_asked_for(
 def test_an_input_may_be_given_for_the_proof(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = saved("symbolic_dimensions", tmp_path)
     np.savez(tmp_path / "x.npz", **cut_models.FEEDS["symbolic_dimensions"])
-    assert split(path, "--at", "relu", "-o", tmp_path / "parts") == PROVED
+    assert split(path, "--at", "pool", "-o", tmp_path / "parts") == PROVED
     assert "needs a shape" in capsys.readouterr().out
     for given in (tmp_path / "x.npz", "random:3:2x3x5x7"):
-        assert split(path, "--at", "relu", "-o", tmp_path / "parts", "-i", given) == PROVED
+        assert split(path, "--at", "pool", "-o", tmp_path / "parts", "-i", given) == PROVED
         assert capsys.readouterr().out.startswith("PROVED")
 
 
@@ -120,8 +120,45 @@ def test_notes_and_exchange_types_are_on_the_screen(tmp_path: Path, capsys: pyte
     given = ("-i", tmp_path / "x.npz")
     assert split(path, "--at", "value:n", "-o", tmp_path / "parts", *given) == PROVED
     assert "exchange  n is bfloat16; it is handed over in a wider type, without loss" in capsys.readouterr().out
-    assert split(path, "--at", "value:x", "-o", tmp_path / "parts", *given) == PROVED
+    assert split(path, "--at", "value:x", "--at", "value:n", "-o", tmp_path / "parts", *given) == PROVED
     assert "note      the head computes nothing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--at", "value:x"], "nothing is computed before 'value:x': the tail would be the whole model; name a node"),
+        (["--at", "value:y"], "nothing is computed after 'value:y': the head would be the whole model; name a node"),
+        (
+            ["--at", "first"],
+            "nothing is computed before Relu 'first': the tail would be the whole model; --cut after cuts",
+        ),
+        (["--at", "fifth", "--cut", "after"], "the head would be the whole model; --cut before cuts in front of it"),
+        (["--at", "value:x", "--at", "value:y"], "nothing is computed before 'value:x'"),
+    ],
+)
+def test_where_there_is_nothing_to_split_it_is_2_with_the_way_out(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert split(model, *words, "-o", tmp_path / "parts") == TROUBLE
+    got = capsys.readouterr()
+    assert got.out == ""
+    assert said in got.err
+    assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_among_others_an_empty_part_is_not_called_proved(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert split(model, "--at", "first", "--at", "third", "--at", "value:y", "-o", tmp_path / "parts") == PROVED
+    heads = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
+    assert heads == [
+        "NO SPLIT   before Relu 'first'   nothing is computed before it: the tail is the whole model",
+        "PROVED   before Add 'third'   head + tail = model, bit for bit",
+        "NO SPLIT   at value 'value:y'   nothing is computed after it: the head is the whole model",
+    ]
+    points = json.loads((tmp_path / "parts" / "split.json").read_text())["split_points"]
+    assert [point["empty"] for point in points] == ["head", None, "tail"]
 
 
 def test_names_of_800_characters_with_slashes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,13 +219,13 @@ def test_a_folder_that_is_no_split_is_refused_before_any_work(
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_text("a cat")
     monkeypatch.setattr(parts, "split", None)
-    assert split(model, "--at", "Relu", "-o", tmp_path / "photos") == TROUBLE
+    assert split(model, "--at", "Sigmoid", "-o", tmp_path / "photos") == TROUBLE
     assert "holds no earlier split" in capsys.readouterr().err
     assert [p.name for p in (tmp_path / "photos").iterdir()] == ["cat.jpg"]
 
 
 def test_a_target_below_a_file_is_2(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert split(model, "--at", "Relu", "-o", model / "parts") == TROUBLE
+    assert split(model, "--at", "Sigmoid", "-o", model / "parts") == TROUBLE
     assert "cannot write" in capsys.readouterr().err
 
 
@@ -199,7 +236,7 @@ def test_interrupted_is_130_and_leaves_nothing(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(parts, "_write_part", interrupt)
-    assert split(model, "--at", "Relu", "-o", tmp_path / "parts") == INTERRUPTED
+    assert split(model, "--at", "Sigmoid", "-o", tmp_path / "parts") == INTERRUPTED
     assert "interrupted" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["model.onnx"]
 

@@ -14,6 +14,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from equivcheck.errors import EngineRefused
+from equivcheck.models.graph import RANDOM
 from equivcheck.models.onnx.cut import fresh, needed, part, rename_captured, value_names
 from equivcheck.models.onnx.load import OnnxModel, captured_names, dtype_name
 from equivcheck.models.select import Selected
@@ -33,13 +34,14 @@ _EXCHANGE: dict[int, int] = {
     for narrow in narrows.split()
     if narrow in TensorProto.DataType.keys()  # noqa: SIM118  # not a dict
 }
-# Operators that make other numbers each time: without inputs, but no constants. What they make crosses like any value.
-_RANDOM = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli".split())
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Where a model is cut, in the names of its file. `head_nodes` and `tail_nodes` index its nodes."""
+    """Where a model is cut, in the names of its file. `head_nodes` and `tail_nodes` index its nodes.
+
+    `empty` is the part that has nothing to compute, because the cut is at an input or behind the last node.
+    """
 
     point: Selected
     place: Place
@@ -49,6 +51,7 @@ class Cut:
     head_nodes: tuple[int, ...]
     tail_nodes: tuple[int, ...]
     notes: tuple[str, ...] = ()
+    empty: Literal["head", "tail"] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +90,7 @@ def find_cut(model: OnnxModel, point: Selected, place: Place) -> Cut:
         head_nodes=tuple(head),
         tail_nodes=tuple(tail),
         notes=tuple(_notes(proto, point, frontier, made, read, tail)),
+        empty="head" if not made else "tail" if not tail else None,
     )
 
 
@@ -106,7 +110,7 @@ def _constant_nodes(proto: onnx.ModelProto) -> set[int]:
     known = {t.name for t in proto.graph.initializer} | {s.values.name for s in proto.graph.sparse_initializer}
     found: set[int] = set()
     for k, node in enumerate(proto.graph.node):
-        if node.op_type not in _RANDOM and all(name in known for name in _reads(node)):
+        if node.op_type not in RANDOM and all(name in known for name in _reads(node)):
             known.update(node.output)
             found.add(k)
     return found

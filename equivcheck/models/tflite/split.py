@@ -60,6 +60,7 @@ def find_cut(source: Flatbuffer, point: Selected, place: Place) -> Cut:
         tail_outputs=tuple(tail_outputs),
         head_nodes=tuple(head),
         tail_nodes=tuple(tail),
+        empty="head" if not head_made else "tail" if not tail else None,
         notes=tuple(_notes(head_made, [n for n in frontier if n not in {*crossing, *outputs}], tail)),
     )
 
