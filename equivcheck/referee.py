@@ -95,13 +95,16 @@ def _weight_sizes(graph: Graph, node: Node) -> tuple[int, float, float] | None:
     codes, quantisation = weights
     axis = _output_axis(node, codes.ndim)
     others = tuple(k for k in range(codes.ndim) if k != axis % codes.ndim)
-    if quantisation is None:
-        largest = np.abs(codes).sum(axis=others, dtype=np.float64)
-    else:  # in integers: a quarter of the memory, and of the time
+    if quantisation is not None and codes.dtype in (
+        np.int8,
+        np.uint8,
+    ):  # in integers: a quarter of the memory, and of the time
         scale, zero = quantisation.along(codes.ndim)
-        wide = np.int16 if codes.itemsize == 1 else np.int64
+        # within a channel the scale may vary, by blocks: then this is a bound
         scale = np.max(scale, axis=others) if scale.size > 1 else scale
-        largest = np.abs(codes.astype(wide) - zero.astype(wide)).sum(axis=others, dtype=np.int64) * scale
+        largest = np.abs(codes.astype(np.int16) - zero.astype(np.int16)).sum(axis=others, dtype=np.int64) * scale
+    else:
+        largest = np.abs(_real(codes, quantisation)).sum(axis=others, dtype=np.float64)
     bias = _constant(graph, node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2] else None
     return (
         codes.size // max(1, codes.shape[axis]),
@@ -141,9 +144,11 @@ def _magnitude(graph: Graph, name: str, values: Mapping[str, Array]) -> float:
 def _constant(graph: Graph, name: str) -> Array | None:
     """The real value of a constant: an initializer, or the DQ of one (float64)."""
     found = _stored_constant(graph, name)
-    if found is None:
-        return None
-    codes, quantisation = found
+    return None if found is None else _real(*found)
+
+
+def _real(codes: Array, quantisation: Quantisation | None) -> Array:
+    """What stored numbers stand for (float64)."""
     if quantisation is None:
         return codes.astype(np.float64)
     scale, zero = quantisation.along(codes.ndim)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -38,7 +40,18 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """In CI nothing is skipped: with EQUIVCHECK_NO_SKIPS=1 a skip is a failure with the same reason."""
-    report = yield
+    return _failed_where_nothing_may_be_skipped((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Nor is a whole file, by an `importorskip` at its top."""
+    return _failed_where_nothing_may_be_skipped((yield))
+
+
+def _failed_where_nothing_may_be_skipped(report: Report) -> Report:
     if report.skipped and os.environ.get("EQUIVCHECK_NO_SKIPS") == "1":
         report.outcome = "failed"
         report.longrepr = f"skipped where nothing may be: {report.longrepr}"

@@ -31,6 +31,7 @@ from equivcheck.pairing.order import Order, Turn
 from equivcheck.pairing.weights import different_weights
 from equivcheck.recording import Parameters, Recording
 from equivcheck.result import Side
+from equivcheck.words import counted
 
 _LENGTH = 48  # characters of a name in a note
 _SHOWN = 5  # unmatched values and differing weights in a note
@@ -257,13 +258,15 @@ class _Translation:
         derived = sum(match.derived for match in matches)
         if derived:
             found.append(
-                f"{_counted(derived)} without a counterpart: the model only reorders there what {name} stores once"
+                f"{counted(derived, 'value')} without a counterpart: the model only reorders there what {name} stores once"
             )
         turned = Counter(words for match in matches if not match.derived and (words := self._in_file(match).words))
-        found += [f"{words}: {_counted(count)} of {name}" for words, count in turned.most_common(_SHOWN)]
+        found += [f"{words}: {counted(count, 'value')} of {name}" for words, count in turned.most_common(_SHOWN)]
         again = sum(why == REORDERED for why in pairing.unmatched_theirs.values())
         found += (
-            [f"{_counted(again)} of {name} without a counterpart: there it only reorders what the model stores once"]
+            [
+                f"{counted(again, 'value')} of {name} without a counterpart: there it only reorders what the model stores once"
+            ]
             if again
             else []
         )
@@ -312,10 +315,6 @@ class _Translation:
 def _short(name: str) -> str:
     """The last piece of a name: real names reach 800 characters."""
     return name if len(name) <= _LENGTH else f"...{name[-_LENGTH:]}"
-
-
-def _counted(count: int) -> str:
-    return f"{count} value" + ("" if count == 1 else "s")
 
 
 def _listed(what: str, reasons: Mapping[str, str]) -> list[str]:

@@ -210,7 +210,7 @@ def _safetensors_headers(path: Path, name: str) -> Iterator[Tensor]:
     from safetensors import safe_open
 
     with safe_open(path, framework="np") as file:
-        for key in file.keys():  # noqa: SIM118  safe_open is no mapping: it cannot be iterated
+        for key in file.keys():  # noqa: SIM118  # safe_open is no mapping: it cannot be iterated
             view = file.get_slice(key)
             named = _SAFETENSORS.get(view.get_dtype())
             if named is None:

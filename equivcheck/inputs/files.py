@@ -84,7 +84,7 @@ def neighbours(path: str) -> list[str]:
 def _matches(text: str) -> list[str]:
     if not glob.has_magic(text):
         return []
-    hits = glob.glob(str(real(text)), recursive=True)  # noqa: PTH207  Path.glob takes no absolute pattern
+    hits = glob.glob(str(real(text)), recursive=True)  # noqa: PTH207  # Path.glob takes no absolute pattern
     return sorted(hit for hit in hits if is_file(hit))
 
 

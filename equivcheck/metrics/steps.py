@@ -131,8 +131,9 @@ class _StepSums:
     def add(self, start: int, code: Array, result: Array, scale_and_zero: list[Array]) -> None:
         """Add a block, the first element of which has the flat index `start`.
 
-        Reals are compared, `result` and (code - zero) * scale, which float64 holds exactly; what is found is divided by the
-        scale. So ties stay ties, and a block is multiplied, which takes a third of the time that dividing it takes.
+        Reals are compared, `result` and (code - zero) * scale, which float64 holds exactly where a float32 scale meets codes of
+        up to 28 bits; what is found is divided by the scale. So ties stay ties, and a block is multiplied, which takes a third
+        of the time that dividing it takes.
         """
         scale, zero = (_plain(parameter) for parameter in scale_and_zero or (_ONE, _NONE))
         real = self.scratch.cast("real", np.float64, result)

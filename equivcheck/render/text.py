@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from equivcheck.result import Culprit, Result, Side, StepError, Tensor
+from equivcheck.words import counted
 
 _SHOWN_POINTS = 4
 _SHOWN_CULPRITS = 3
@@ -68,7 +69,8 @@ def headline(result: Result) -> str:
             return f"DIFFERENT   {result.reason}. {judged}."
         first, count = result.culprits[0], len(result.culprits)
         many = "1 culprit" if count == 1 else f"{count} culprits, the first"
-        others = f"{coverage.judged - count} other steps are legal ({judged})"
+        legal = coverage.judged - count
+        others = f"{counted(legal, 'other step')} {'is' if legal == 1 else 'are'} legal ({judged})"
         if len(first.steps) > 1:
             merged = f"steps #{first.steps[0]} to #{first.steps[-1]}, judged as one (values between were not delivered)"
             return f"DIFFERENT   {many}: {merged}. {others}."
@@ -375,7 +377,7 @@ def _thin(result: Result) -> list[str]:
     coverage = result.coverage
     said = []
     if coverage.weak:
-        said.append(f"{coverage.weak} {'step' if coverage.weak == 1 else 'steps'} saw only clamped values")
+        said.append(f"{counted(coverage.weak, 'step')} saw only clamped values")
     if coverage.silent_channels:
         said.append(f"{coverage.silent_channels} of {coverage.channels} channels never exercised by this input")
     return _field("thin", "evidence: " + "; ".join(said)) if said else []

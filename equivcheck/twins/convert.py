@@ -38,6 +38,7 @@ from equivcheck.vnpu.ir import (
     Table,
 )
 from equivcheck.vnpu.lower import lower
+from equivcheck.words import counted
 
 METADATA = "equivcheck.twin"
 SHOWN = 3
@@ -64,9 +65,8 @@ class ConvertError(UnsupportedModel):
         listed = "; ".join(f"#{r.step} {r.label}: {r.reason}" for r in self.refused[:SHOWN])
         more = f"; and {len(self.refused) - SHOWN} more" if len(self.refused) > SHOWN else ""
         unreached = f"; {behind} behind them not tried" if behind else ""
-        many = "1 step" if len(self.refused) == 1 else f"{len(self.refused)} steps"
         super().__init__(
-            f"{path} has no TFLite twin: {many} cannot be written: {listed}{more}{unreached}",
+            f"{path} has no TFLite twin: {counted(len(self.refused), 'step')} cannot be written: {listed}{more}{unreached}",
             asked=path,
             hint=f"`equivcheck split MODEL --at '#{first.step}' -o parts` cuts the model before it; convert the head",
         )

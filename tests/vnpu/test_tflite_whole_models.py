@@ -21,7 +21,7 @@ from equivcheck.models.onnx.load import load_model
 from equivcheck.recorder import input_specs
 from equivcheck.result import Result, Tensor
 
-pytest.importorskip("ai_edge_litert.interpreter")
+pytest.importorskip("ai_edge_litert.interpreter", reason="the oracle is LiteRT: pip install equivcheck[tflite]")
 
 PHOTOS = ("cat_chelsea.jpg", "grace_hopper.jpg")
 # model -> (how a photo becomes its input; None: sound, so seeded codes instead; values it stores, its input not counted)

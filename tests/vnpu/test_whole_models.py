@@ -77,7 +77,9 @@ def test_a_model_of_uint8_values_ends_in_the_codes_of_onnx_runtime(name):
     ],
 )
 def test_a_model_ends_in_the_codes_of_its_tflite_twin_on_the_reference_kernels(stem):
-    interpreters = pytest.importorskip("ai_edge_litert.interpreter")
+    interpreters = pytest.importorskip(
+        "ai_edge_litert.interpreter", reason="the oracle is LiteRT: pip install equivcheck[tflite]"
+    )
     graph = shared_model(f"{stem}_qdq.onnx").graph
     twin = shared_model(f"{stem}_qdq.onnx").path.replace("_qdq.onnx", ".tflite")
     _, x = random_feed(graph)

@@ -285,9 +285,8 @@ def _dequantise_to(reals: Array, scale: Array, zero: Array, codes: Array) -> boo
 
     That is how a DequantizeLinear makes them; it takes a seventh of the time that float64 takes.
     """
-    with np.errstate(
-        invalid="ignore"
-    ):  # NaN, and what no code stands for, become any code, which does not give it back
+    # NaN, and what no code stands for, become any code, which does not give it back
+    with np.errstate(invalid="ignore"):
         steps = np.rint(reals / scale)
         steps += zero
         np.copyto(codes, steps, casting="unsafe")
