@@ -504,7 +504,7 @@ def test_a_mapped_file_is_measured_where_it_lies_also_at_an_odd_offset(name: str
 def test_memory_does_not_grow_with_the_tensor(layout: str) -> None:
     """A tensor of 64 blocks takes no more memory than the scratch of some blocks, in every dtype."""
     size = 64 * BLOCK
-    for name in ("int8", "float16", "float64", "int64", "bfloat16"):
+    for name in ("int8", "float16", "float32", "float64", "int64", "bfloat16"):
         whole = np.zeros((1, 1, 2 * size), np.dtype(getattr(ml_dtypes, name, name)))
         a = whole[..., :size] if layout == "contiguous" else whole[..., ::2]
         b = a.copy()
@@ -515,6 +515,87 @@ def test_memory_does_not_grow_with_the_tensor(layout: str) -> None:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 12 * 8 * BLOCK, name  # of 64 * BLOCK elements; a float64 copy of one side would be 64 * 8 * BLOCK
+
+
+HARD = {  # pairs of float32 that are not within a factor of two of each other, or at its edge
+    "another sign": (1.5, -1.5),
+    "zero and minus zero": (0.0, -0.0),
+    "to zero": (3.0, 0.0),
+    "from zero": (0.0, 1e-3),
+    "a half": (1.0, 0.5),
+    "just below a half": (1.0, 0.49999997),
+    "a double": (1.25, 2.5),
+    "just beyond a double": (1.9999999, 4.0),
+    "half a digit lost": (1.0000001, 0.33333334),
+    "subnormal": (1e-45, 3e-39),
+    "subnormal of another sign": (-1e-45, 1e-45),
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.lists(st.tuples(st.sampled_from(sorted(HARD)), st.integers(0, 199), st.booleans()), max_size=24),
+    st.sampled_from([0.0, 1e-7, 1e-3, 0.3]),
+    st.sampled_from([1e-30, 1.0, 1e18]),
+)
+def test_float32_pairs_near_each_other_are_measured_as_exact_arithmetic_does(
+    seed: int, hard: list[tuple[str, int, bool]], spread: float, size: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    a = (rng.normal(size=200) * size).astype(np.float32)
+    b = (a * (1 + rng.uniform(-spread, spread, 200))).astype(np.float32)
+    for kind, at, swapped in hard:
+        a[at], b[at] = HARD[kind][::-1] if swapped else HARD[kind]
+    with blocks_of(28):
+        found, close = tally(a, b), tally(a, b, close=(1e-6, 1e-4))
+    assert_same_figures(found.finish(), oracle(a, b), exactly=False)
+    x, y = a.astype(np.longdouble), b.astype(np.longdouble)
+    assert found.max_abs == float(np.abs(y - x).max())
+    assert found.at == int(np.abs(y - x).argmax())
+    assert close.far == np.count_nonzero(np.abs(y - x) > 1e-6 + 1e-4 * np.abs(x.astype(np.float64)))
+
+
+@pytest.mark.parametrize(("far", "near"), [(5, 9), (9, 5)])
+def test_of_a_near_and_a_far_pair_of_one_distance_the_first_is_named(far: int, near: int) -> None:
+    a = np.full(200, 2.0, np.float32)
+    b = a.copy()
+    a[far], b[far], b[near] = 0.0, 0.5, 2.5
+    assert (tally(a, b).max_abs, tally(a, b).at) == (0.5, 5)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, np.finfo(np.float32).max])
+@pytest.mark.parametrize("at", [0, BLOCK - 1, 2 * BLOCK, 5 * BLOCK - 1])
+def test_float32_that_are_no_numbers_or_overflow_are_told_in_every_block(bad: float, at: int) -> None:
+    a = np.random.default_rng(0).normal(size=5 * BLOCK).astype(np.float32)
+    b = a * np.float32(1.001)
+    a[at] = bad
+    got = tally(a, b)
+    others = np.delete(np.arange(a.size), at)
+    d = np.abs(b[others].astype(np.float64) - a[others])
+    if np.isfinite(bad):
+        assert (got.finite, got.max_abs, got.at) == (a.size, float(bad) - float(b[at]), at)
+        return
+    assert (got.finite, got.mismatched) == (a.size - 1, a.size)
+    assert (got.nan[0] + got.inf[0], got.nan_mismatch + got.inf_mismatch) == (1, 1)
+    assert (got.max_abs, got.at) == (d.max(), others[d.argmax()])
+    assert float(got.sum_abs) == pytest.approx(d.sum(), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["int8", "uint8"])
+@pytest.mark.parametrize("size", [4 * BLOCK - 1, 4 * BLOCK, 4 * BLOCK + 1, 9 * BLOCK + 5])
+@pytest.mark.parametrize("peak", [1, 2, 3, 255])
+def test_bytes_are_counted_exactly_beyond_a_block(name: str, size: int, peak: int) -> None:
+    rng = np.random.default_rng(size)
+    low, high = np.iinfo(name).min, np.iinfo(name).max
+    a = rng.integers(low, high + 1, size)
+    b = np.clip(a + rng.integers(-peak, peak + 1, size), low, high)
+    got = tally(a.astype(name), b.astype(name), Grid(np.array(0.5), np.array(3)))
+    d = b - a
+    assert got.ladder == tally(a, b, Grid(np.array(0.5), np.array(3))).ladder
+    assert (got.mismatched, got.max_abs, got.at) == (np.count_nonzero(d), np.abs(d).max(), np.abs(d).argmax())
+    assert (got.sum_abs, got.sum_sq, got.sum_d) == (np.abs(d).sum(), (d * d).sum(), d.sum())
+    assert (got.dot, got.ref_sq) == (((a - 3) * (b - 3)).sum() / 4, ((a - 3) ** 2).sum() / 4)
 
 
 @pytest.mark.parametrize("name", ["int8", "uint8"])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 import ml_dtypes
+import numkong
 import numpy as np
 import numpy.typing as npt
 
@@ -84,7 +85,7 @@ class Scratch:
 def walk(*arrays: Array, blocks: int = 1) -> Iterator[tuple[int, list[Array]]]:
     """Yield (index of the first element, 1-D blocks) of arrays of one shape, in C order, at most `blocks` * BLOCK each.
 
-    Blocks are native and contiguous: views where the memory is so already, else copied into memory that the next block
+    Blocks are native, aligned and contiguous: views where the memory is so already, else copied into memory that the next block
     overwrites. bool comes as uint8, the small integers of ml_dtypes as int8 and uint8, its small floats as float32, all
     exactly. 0-d arrays beside others come as they are. Raises ValueError for complex numbers and what is no number.
     """
@@ -120,8 +121,8 @@ def walk(*arrays: Array, blocks: int = 1) -> Iterator[tuple[int, list[Array]]]:
 
 
 def _flat(array: Array, target: np.dtype[Any]) -> Array | None:
-    """A 1-D view of native contiguous memory; None where a copy is needed."""
-    if not array.flags.c_contiguous:
+    """A 1-D view of native, aligned, contiguous memory; None where a copy is needed."""
+    if not (array.flags.c_contiguous and array.flags.aligned):
         return None
     if array.dtype == target:
         return array.reshape(-1)
@@ -192,6 +193,21 @@ def dot(a: Array, b: Array) -> Any:
     return found
 
 
+def moments(values: Array) -> tuple[Any, Any]:
+    """(sum, sum of squares) of int8, uint8 or float32.
+
+    Of integers both are exact: numkong is handed BLOCK codes at a time, whose squares fit an unsigned accumulator of 32 bits,
+    so that none wraps whatever its kernel for this processor adds in. Of float32 the squares are exact in float64, and added
+    there: |error| <= gamma(n) sum |t| in whatever order (see `dot`; measured: below 1e-14 sum |t|).
+    `tests/test_moments.py` holds every kernel of this processor to both.
+    """
+    if values.size <= BLOCK or values.itemsize > 1:
+        found: tuple[Any, Any] = numkong.moments(values)
+        return found
+    parts = [numkong.moments(values[k : k + BLOCK]) for k in range(0, values.size, BLOCK)]
+    return sum(linear for linear, _ in parts), sum(square for _, square in parts)
+
+
 def total(values: Array) -> Any:
     """Sum of a block, with the error bound of `dot` (the products are with 1)."""
     whole = values.size // _ROW * _ROW
@@ -203,6 +219,12 @@ def total(values: Array) -> Any:
     return found
 
 
-def count_above(values: Array, limit: Any, scratch: Scratch) -> int:
-    """How many elements of a block exceed a limit (one for all, or one each)."""
-    return int(np.count_nonzero(np.greater(values, limit, out=scratch.get("above", np.bool_, values.size))))
+def counts_above(values: Array, limits: Sequence[Any], scratch: Scratch) -> list[int]:
+    """How many elements of a block exceed each limit (one for all elements, or one each)."""
+    above = scratch.get("above", np.bool_, values.size)
+    ones = above.view(np.uint8)
+    found = []
+    for limit in limits:
+        np.greater(values, limit, out=above)
+        found.append(int(numkong.moments(ones)[0]))  # twice as fast as np.count_nonzero
+    return found

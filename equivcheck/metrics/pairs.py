@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from equivcheck.metrics.blocks import Array, Grid, Scratch, count_above, dot, total, unequal, walk
+from equivcheck.metrics.blocks import Array, Grid, Scratch, counts_above, dot, moments, total, unequal, walk
 from equivcheck.metrics.tally import LADDER, Tally, rungs
 
 _SMALLEST = 1e-290  # below, sums of squares have lost digits to underflow
 _WAITING = 4  # unequal pairs wait until they fill a quarter of the scratch; a block's own still fit then
+_DOUBLE = 1 << 23  # from a float32 to its double, read as integers
+_FEW = 8  # pairs that are not near are picked out where they are at most an eighth
 _ALIKE = 16.0  # squared norms that differ by less: their products follow from the squares
-_SHIFT = 128  # turns uint8 codes into int8 ones
 
 
 def tally(
@@ -32,8 +33,9 @@ def tally(
 
     Counts are exact, and so is `max_abs` of integers (of 64 bits, too). Sums over int8 and uint8 pairs with one grid are
     exact; other sums of n terms t are wrong by at most gamma(k) sum |t|, k = 1100 + n / BLOCK, u = 2^-53 (see
-    `equivcheck.metrics.blocks.dot`; three roundings make a term): 1.3e-13 sum |t| for a block. Blocks are added, and squares
-    that leave the range of float64 are taken, in extended precision.
+    `equivcheck.metrics.blocks.dot`; three roundings make a term): 1.3e-13 sum |t| for a block. Sums over float32 pairs, whose
+    order is not known (`equivcheck.metrics.blocks.moments`), are bounded by k = 2 BLOCK + n / BLOCK: 1.5e-11; 1e-13 is what
+    the tests hold them to. Blocks are added, and squares that leave the range of float64 are taken, in extended precision.
     """
     if reference.shape != candidate.shape:
         raise ValueError(f"shapes differ: {reference.shape} and {candidate.shape}")
@@ -64,10 +66,11 @@ def _domain(
     coded = [is_coded(array.dtype) for array in (reference, candidate)]
     if not all(coded):
         grids = [side if own else None for side, own in zip((grid, candidate_grid or grid), coded)]
-        return _Floats(reference.shape, grids, close)
+        near = not any(grids) and reference.dtype == candidate.dtype == np.float32
+        return _Floats(reference.shape, grids, close, near=near)
     same = grid is None or candidate_grid is None or candidate_grid is grid
     if same and reference.dtype == candidate.dtype and reference.itemsize == 1 and (grid is None or grid.uniform):
-        return _Bytes(reference.shape, grid, close, unsigned=reference.dtype == np.uint8)
+        return _Bytes(reference.shape, grid, close)
     return _Codes(reference.shape, [grid, grid if same else candidate_grid], close)
 
 
@@ -82,7 +85,7 @@ class _Sums:
     `parameters` walk along with the arrays: nothing, or scale and zero of the reference, then of the candidate.
     """
 
-    blocks = 1
+    blocks = 1  # of BLOCK elements, at once
 
     def __init__(self, shape: tuple[int, ...], grids: list[Grid | None], close: tuple[float, float] | None) -> None:
         self.parameters: list[Array] = []
@@ -143,13 +146,12 @@ class _Sums:
             "ladder": rungs(n, self.exceeding),
         }
 
-    def count(self, distance: Array, peak: Any) -> int:
-        """Count the differences of codes above each rung of the ladder; return the sum of the counts."""
-        counts = [count_above(distance, rung, self.scratch) for rung in LADDER if rung < peak]
+    def count(self, distance: Array, peak: Any) -> None:
+        """Count the differences of codes above each rung of the ladder."""
+        counts = counts_above(distance, [rung for rung in LADDER if rung < peak], self.scratch)
         for k, count in enumerate(counts):
             self.exceeding[k] += count
         self.mismatched = self.exceeding[0]
-        return sum(counts)
 
     def count_far(self, distance: Array, peak: Any, reference: Array) -> None:
         """Count the differences beyond atol + rtol |reference|, where that is asked for."""
@@ -163,7 +165,7 @@ class _Sums:
             np.abs(limit, out=limit)
             limit *= rtol
             limit += atol
-            self.far += count_above(distance, limit, self.scratch)
+            self.far += counts_above(distance, [limit], self.scratch)[0]
 
     def cast(self, name: str, values: Array) -> Array:
         """Values of one side as float64, in scratch."""
@@ -181,70 +183,64 @@ def _scaled(values: Array, scale_and_zero: list[Array]) -> Array:
 class _Bytes(_Sums):
     """int8 and uint8 pairs with one grid, in the byte domain: all sums are integers, and exact.
 
-    The sums are of codes as int8 (uint8: code - 128), whose 1024 products float32 holds exactly; the zero point, and the
-    scale, are worked in at the end.
+    Zero point and scale are worked in at the end. Reading a pair once costs less than finding out where it is unequal.
     """
 
-    blocks = 2  # float32 scratch: twice the elements in the same cache, half the calls
+    blocks = 4  # an eighth of the memory of float64, and calls cost as much as what they compute
 
-    def __init__(
-        self, shape: tuple[int, ...], grid: Grid | None, close: tuple[float, float] | None, *, unsigned: bool
-    ) -> None:
+    def __init__(self, shape: tuple[int, ...], grid: Grid | None, close: tuple[float, float] | None) -> None:
         super().__init__(shape, [None, None], close)
         self.grid = grid
-        self.unsigned = unsigned
-        self.zero = (0 if grid is None else int(grid.zero.item())) - (_SHIFT if unsigned else 0)  # of codes as int8
-        self.a = self.b = self.aa = self.bb = self.ab = self.distances = 0
+        self.a = self.b = self.aa = self.bb = self.distances = self.apart = 0
 
-    def common(self, a: Array, but: Array, parameters: list[Array]) -> bool:
-        x = self._float("a", a)
-        x[but] = 0
-        square = int(dot(x, x))
-        if self.zero:  # else the sum of what is equal appears in no figure
-            linear = int(total(x))
-            self.a += linear
-            self.b += linear
-        self.aa += square
-        self.bb += square
-        self.ab += square
-        return True
+    def add(self, start: int, a: Array, b: Array, parameters: list[Array]) -> None:
+        peak, k = self.pairs(a, b, parameters)
+        self._note(peak, start + k)
 
     def pairs(self, a: Array, b: Array, parameters: list[Array]) -> tuple[Any, int]:
-        x, y = self._float("a", a), self._float("b", b)
-        self.a += int(total(x))
-        self.b += int(total(y))
-        self.aa += int(dot(x, x))
-        self.bb += int(dot(y, y))
-        self.ab += int(dot(x, y))
+        linear, square = moments(a)
         distance = np.maximum(a, b, out=self.scratch.get("high", a.dtype, a.size)).view(np.uint8)
         distance -= np.minimum(a, b, out=self.scratch.get("low", a.dtype, a.size)).view(np.uint8)
         k = int(distance.argmax())
         peak = int(distance[k])
-        if peak:
-            climbed = self.count(distance, peak)  # up to 4 there is a rung at every code: each adds one to the sum
-            small = peak <= 4
-            self.distances += climbed if small else int(total(self.scratch.cast("b", np.float32, distance)))
-            self.count_far(distance, peak, a)
+        self.a += linear
+        self.aa += square
+        if not peak:
+            self.b += linear
+            self.bb += square
+            return peak, k
+        linear, square = moments(b)
+        self.b += linear
+        self.bb += square
+        linear, square = moments(distance)
+        self.distances += linear
+        self.apart += square
+        self._climb(distance, peak, linear, square)
+        self.count_far(distance, peak, a)
         return peak, k
 
-    def _float(self, name: str, codes: Array) -> Array:
-        """Codes as float32 integers of at most 128."""
-        if self.unsigned:
-            codes = np.bitwise_xor(codes, np.uint8(_SHIFT), out=self.scratch.get("low", np.uint8, codes.size))
-        return self.scratch.cast(name, np.float32, codes.view(np.int8))
+    def _climb(self, distance: Array, peak: int, linear: int, square: int) -> None:
+        """Count what is above each rung: up to a peak of 2 the sums say how many ones and twos there are."""
+        if peak > 2:
+            self.count(distance, peak)
+            return
+        twos = (square - linear) // 2
+        self.exceeding[0] += linear - twos
+        self.exceeding[1] += twos
+        self.mismatched = self.exceeding[0]
 
     def figures(self, n: int) -> dict[str, Any]:
-        zero = self.zero
+        zero = 0 if self.grid is None else int(self.grid.zero.item())
         square: float = 1 if self.grid is None else self.grid.scale.item() ** 2
-        apart = self.aa - 2 * self.ab + self.bb
+        products = (self.aa + self.bb - self.apart) // 2  # 2 a b = a^2 + b^2 - (b - a)^2
         return super().figures(n) | {
             "sum_abs": self.distances,
-            "sum_sq": apart,
+            "sum_sq": self.apart,
             "sum_d": self.b - self.a,
-            "dot": square * (self.ab - zero * (self.a + self.b) + n * zero**2),
+            "dot": square * (products - zero * (self.a + self.b) + n * zero**2),
             "ref_sq": square * (self.aa - 2 * zero * self.a + n * zero**2),
             "cand_sq": square * (self.bb - 2 * zero * self.b + n * zero**2),
-            "err_sq": square * apart,
+            "err_sq": square * self.apart,
         }
 
 
@@ -302,10 +298,23 @@ def _difference(a: Array, b: Array) -> tuple[Array, Array]:
 class _Floats(_Sums):
     """Floats in float64, and in extended precision where that overflows or underflows; NaN and Inf are counted apart."""
 
-    def __init__(self, shape: tuple[int, ...], grids: list[Grid | None], close: tuple[float, float] | None) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], grids: list[Grid | None], close: tuple[float, float] | None, *, near: bool
+    ) -> None:
+        self.blocks = 2 if near else 1  # half the memory a block, half the calls
         super().__init__(shape, grids, close)
         self.nan, self.inf = [0, 0], [0, 0]
         self.nan_mismatch = self.inf_mismatch = self.apart = 0
+        self.near = near
+
+    def add(self, start: int, a: Array, b: Array, parameters: list[Array]) -> None:
+        if self.near:
+            found = self._near(a, b)
+            self.near = found is not None
+            if found is not None:
+                self._note(found[0], start + found[1])
+                return
+        super().add(start, a, b, parameters)
 
     def common(self, a: Array, but: Array, parameters: list[Array]) -> bool:
         x = _scaled(self.cast("a", a), parameters[:2])
@@ -327,6 +336,57 @@ class _Floats(_Sums):
             found = self._measure(x, y) or self._measure(*wide)
         assert found is not None  # extended precision always answers
         return found
+
+    def _near(self, a: Array, b: Array) -> tuple[Any, int] | None:
+        """Add pairs of float32 of which most are near each other; None where they are not, or not finite.
+
+        Read as integers, floats of one sign that differ by 2^23 at most are within a factor of two of each other, or are as
+        small as the least normal numbers: their difference is exact in float32 (Sterbenz, Floating-Point Computation, 1974,
+        theorem 4.3.1). All other pairs are picked out and subtracted in float64, where squares of float32 neither overflow
+        nor vanish.
+        """
+        d = self.scratch.get("d", np.float32, a.size)
+        steps = np.subtract(b.view(np.int32), a.view(np.int32), out=d.view(np.int32))
+        low, high = np.minimum.reduce(steps), np.maximum.reduce(steps)
+        ref_sq = moments(a)[1]
+        if low == high == 0 and math.isfinite(ref_sq):
+            self._add_squares(ref_sq, ref_sq, 0.0)
+            return 0.0, 0
+        picked = None
+        if low < -_DOUBLE or high > _DOUBLE:
+            picked = ((steps < -_DOUBLE) | (steps > _DOUBLE)).nonzero()[0]
+            if picked.size * _FEW > a.size:
+                return None
+        np.subtract(b, a, out=d)
+        if picked is not None:
+            d[picked] = 0
+        cand_sq = moments(b)[1]
+        linear, err_sq = moments(d)
+        if not (math.isfinite(ref_sq + cand_sq + err_sq) and _alike(ref_sq, cand_sq)):
+            return None
+        distance = np.abs(d, out=d)
+        k = int(distance.argmax())
+        peak = float(distance[k])
+        self.sum_d += linear
+        self.sum_abs += moments(distance)[0]
+        self.mismatched += counts_above(distance, [0], self.scratch)[0]
+        self.count_far(distance, peak, a)
+        if picked is not None:
+            x, y = a[picked].astype(np.float64), b[picked].astype(np.float64)
+            y -= x
+            err_sq += dot(y, y)
+            further, at = self._differences(x, y)
+            if (further, -picked[at]) > (peak, -k):
+                peak, k = float(further), int(picked[at])
+        self._add_squares(ref_sq, cand_sq, err_sq)
+        return peak, k
+
+    def _add_squares(self, ref_sq: Any, cand_sq: Any, err_sq: Any, both: Any = None) -> None:
+        """Add sums of squares and of products; where norms are alike these follow: 2 a b = a^2 + b^2 - (b - a)^2."""
+        self.dot += (ref_sq + cand_sq - err_sq) / 2 if both is None else both
+        self.ref_sq += ref_sq
+        self.cand_sq += cand_sq
+        self.err_sq += err_sq
 
     def _both(self, a: Array, b: Array, parameters: list[Array]) -> tuple[Array, Array]:
         return _scaled(self.cast("a", a), parameters[:2]), _scaled(self.cast("b", b), parameters[2:])
@@ -355,25 +415,23 @@ class _Floats(_Sums):
         ref_sq, cand_sq = dot(x, x), dot(y, y)
         if must_fit and not (_sound(ref_sq, x) and _sound(cand_sq, y)):
             return None
-        alike = _ALIKE * ref_sq >= cand_sq >= ref_sq / _ALIKE
-        both = None if alike else dot(x, y)
+        both = None if _alike(ref_sq, cand_sq) else dot(x, y)
         d = np.subtract(y, x, out=y)
         err_sq = dot(d, d)
         if must_fit and not _sound(err_sq, d):
             return None
-        if both is None:  # 2 a b = a^2 + b^2 - (b - a)^2: a pass less, and no digit lost while the norms are alike
-            both = (ref_sq + cand_sq - err_sq) / 2
-        self.dot += both
-        self.ref_sq += ref_sq
-        self.cand_sq += cand_sq
-        self.err_sq += err_sq
+        self._add_squares(ref_sq, cand_sq, err_sq, both)
+        return self._differences(x, d)
+
+    def _differences(self, x: Array, d: Array) -> tuple[Any, int]:
+        """Add what is of differences `d` alone, but for their squares; the largest and its position. Overwrites `d`."""
         self.sum_d += total(d)
         distance = np.abs(d, out=d)
         k = int(distance.argmax())
         peak = distance[k]
         if peak:
             self.sum_abs += total(distance)
-            self.mismatched += count_above(distance, 0, self.scratch)
+            self.mismatched += counts_above(distance, [0], self.scratch)[0]
             self.count_far(distance, peak, x)
         return peak, k
 
@@ -387,6 +445,11 @@ class _Floats(_Sums):
             "inf_mismatch": self.inf_mismatch,
             "ladder": (),
         }
+
+
+def _alike(ref_sq: Any, cand_sq: Any) -> bool:
+    """Whether the product of two arrays with these squared norms may be taken from them and the difference."""
+    return bool(_ALIKE * ref_sq >= cand_sq >= ref_sq / _ALIKE)
 
 
 def _sound(square: Any, values: Array) -> bool:
