@@ -118,10 +118,11 @@ class _Sums:
 
     def flush(self) -> None:
         """Add the unequal pairs that were picked out of many blocks, all at once."""
+        self._waiting = 0
         if not self._few:
             return
         at, a, b, *parameters = (np.concatenate(part) if part[0].ndim else part[0] for part in zip(*self._few))
-        self._few, self._waiting = [], 0
+        self._few = []
         peak, k = self.pairs(a, b, parameters)
         self._note(peak, int(at[k]))
 
@@ -306,15 +307,25 @@ class _Floats(_Sums):
         self.nan, self.inf = [0, 0], [0, 0]
         self.nan_mismatch = self.inf_mismatch = self.apart = 0
         self.near = near
+        self._others: list[list[Array]] = []
 
     def add(self, start: int, a: Array, b: Array, parameters: list[Array]) -> None:
         if self.near:
-            found = self._near(a, b)
-            self.near = found is not None
-            if found is not None:
-                self._note(found[0], start + found[1])
-                return
-        super().add(start, a, b, parameters)
+            self.near = self._add_near(start, a, b)
+        if not self.near:
+            super().add(start, a, b, parameters)
+
+    def flush(self) -> None:
+        super().flush()
+        if not self._others:
+            return
+        at, a, b = (np.concatenate(part) for part in zip(*self._others))
+        self._others = []
+        x, d = a.astype(np.float64), b.astype(np.float64)
+        d -= x
+        self._add_squares(0.0, 0.0, dot(d, d))
+        peak, k = self._differences(x, d)
+        self._note(peak, int(at[k]))
 
     def common(self, a: Array, but: Array, parameters: list[Array]) -> bool:
         x = _scaled(self.cast("a", a), parameters[:2])
@@ -337,13 +348,12 @@ class _Floats(_Sums):
         assert found is not None  # extended precision always answers
         return found
 
-    def _near(self, a: Array, b: Array) -> tuple[Any, int] | None:
-        """Add pairs of float32 of which most are near each other; None where they are not, or not finite.
+    def _add_near(self, start: int, a: Array, b: Array) -> bool:
+        """Add pairs of float32 of which most are near each other; False where they are not, or not finite.
 
         Read as integers, floats of one sign that differ by 2^23 at most are within a factor of two of each other, or are as
         small as the least normal numbers: their difference is exact in float32 (Sterbenz, Floating-Point Computation, 1974,
-        theorem 4.3.1). All other pairs are picked out and subtracted in float64, where squares of float32 neither overflow
-        nor vanish.
+        theorem 4.3.1). The differences of all others wait for float64; their squares neither overflow nor vanish there.
         """
         d = self.scratch.get("d", np.float32, a.size)
         steps = np.subtract(b.view(np.int32), a.view(np.int32), out=d.view(np.int32))
@@ -351,35 +361,34 @@ class _Floats(_Sums):
         ref_sq = moments(a)[1]
         if low == high == 0 and math.isfinite(ref_sq):
             self._add_squares(ref_sq, ref_sq, 0.0)
-            return 0.0, 0
-        picked = None
+            return True
+        others = None
         if low < -_DOUBLE or high > _DOUBLE:
-            picked = ((steps < -_DOUBLE) | (steps > _DOUBLE)).nonzero()[0]
-            if picked.size * _FEW > a.size:
-                return None
+            others = ((steps < -_DOUBLE) | (steps > _DOUBLE)).nonzero()[0]
+            if others.size * _FEW > a.size:
+                return False
         np.subtract(b, a, out=d)
-        if picked is not None:
-            d[picked] = 0
+        if others is not None:
+            d[others] = 0
         cand_sq = moments(b)[1]
         linear, err_sq = moments(d)
         if not (math.isfinite(ref_sq + cand_sq + err_sq) and _alike(ref_sq, cand_sq)):
-            return None
+            return False
+        self._add_squares(ref_sq, cand_sq, err_sq)
+        self.sum_d += linear
         distance = np.abs(d, out=d)
         k = int(distance.argmax())
         peak = float(distance[k])
-        self.sum_d += linear
         self.sum_abs += moments(distance)[0]
         self.mismatched += counts_above(distance, [0], self.scratch)[0]
         self.count_far(distance, peak, a)
-        if picked is not None:
-            x, y = a[picked].astype(np.float64), b[picked].astype(np.float64)
-            y -= x
-            err_sq += dot(y, y)
-            further, at = self._differences(x, y)
-            if (further, -picked[at]) > (peak, -k):
-                peak, k = float(further), int(picked[at])
-        self._add_squares(ref_sq, cand_sq, err_sq)
-        return peak, k
+        self._note(peak, start + k)
+        if others is not None:
+            self._others.append([others + start, a[others], b[others]])
+            self._waiting += others.size
+            if self._waiting >= self.scratch.size // _WAITING:
+                self.flush()
+        return True
 
     def _add_squares(self, ref_sq: Any, cand_sq: Any, err_sq: Any, both: Any = None) -> None:
         """Add sums of squares and of products; where norms are alike these follow: 2 a b = a^2 + b^2 - (b - a)^2."""
