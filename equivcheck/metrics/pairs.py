@@ -355,12 +355,12 @@ class _Floats(_Sums):
         small as the least normal numbers: their difference is exact in float32 (Sterbenz, Floating-Point Computation, 1974,
         theorem 4.3.1). The differences of all others wait for float64; their squares neither overflow nor vanish there.
         """
+        ref_sq, cand_sq = moments(a)[1], moments(b)[1]
         d = self.scratch.get("d", np.float32, a.size)
         steps = np.subtract(b.view(np.int32), a.view(np.int32), out=d.view(np.int32))
         low, high = np.minimum.reduce(steps), np.maximum.reduce(steps)
-        ref_sq = moments(a)[1]
         if low == high == 0 and math.isfinite(ref_sq):
-            self._add_squares(ref_sq, ref_sq, 0.0)
+            self._add_squares(ref_sq, cand_sq, 0.0)
             return True
         others = None
         if low < -_DOUBLE or high > _DOUBLE:
@@ -370,7 +370,6 @@ class _Floats(_Sums):
         np.subtract(b, a, out=d)
         if others is not None:
             d[others] = 0
-        cand_sq = moments(b)[1]
         linear, err_sq = moments(d)
         if not (math.isfinite(ref_sq + cand_sq + err_sq) and _alike(ref_sq, cand_sq)):
             return False

@@ -58,7 +58,7 @@ def cold(both: Pair, *calls: Callable[[Pair], object]) -> list[float]:
     """The least seconds of each call on a pair that no cache holds. Its own memory is warm from the pair before."""
     count = max(1, -(-COLD // sum(x.nbytes for x in both)))
     turns = cycle([both, *((both[0].copy(), both[1].copy()) for _ in range(count - 1))])
-    return least(*(partial(_next, call, turns) for call in calls), budget_s=2.0, at_once=3)
+    return least(*(partial(_next, call, turns) for call in calls), budget_s=2.0, at_once=6)
 
 
 def _next(call: Callable[[Pair], object], turns: Iterator[Pair]) -> object:
