@@ -187,7 +187,7 @@ class _Bytes(_Sums):
     Zero point and scale are worked in at the end. Reading a pair once costs less than finding out where it is unequal.
     """
 
-    blocks = 4  # an eighth of the memory of float64, and calls cost as much as what they compute
+    blocks = 6  # an eighth of the memory of float64, and calls cost as much as what they compute
 
     def __init__(self, shape: tuple[int, ...], grid: Grid | None, close: tuple[float, float] | None) -> None:
         super().__init__(shape, [None, None], close)
