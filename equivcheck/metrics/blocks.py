@@ -18,8 +18,7 @@ _ROW = 1024  # elements of one BLAS dot: OpenBLAS hands 10,000 and more to threa
 _WORD = 8  # bytes compared at once
 _FEW = 8  # unequal words are picked out where they hold less than an eighth of the block ...
 _SMALL = 1 << 12  # ... and the block has more elements: below, two sets of calls cost more than they save
-_SUMMED_IN = {np.dtype(own): np.dtype(wide) for own, wide in (("f4", "f8"), ("f8", "f8"), ("g", "g"))}
-_ONES = {dtype: np.ones(_ROW, dtype) for dtype in _SUMMED_IN}
+_ONES = {dtype: np.ones(_ROW, dtype) for dtype in (np.dtype(np.float64), np.dtype(np.longdouble))}
 _row_dots = getattr(np, "vecdot", partial(np.einsum, "ij,ij->i"))  # np.vecdot came with numpy 2.0
 
 
@@ -178,18 +177,17 @@ def unequal(a: Array, b: Array) -> Array | None:
 
 
 def dot(a: Array, b: Array) -> Any:
-    """Sum of products of two blocks of one float dtype.
+    """Sum of products of two blocks of float64, or of np.longdouble.
 
-    Rows of 1024 products are summed by BLAS, the row sums pairwise in at least float64: float32 products that are
-    integers are summed exactly where 1024 of them stay within 2^24. Otherwise |error| <= gamma(1024 + 64 + 1) sum |a b| in
-    whatever order rows and row sums are added: gamma(k) = k u / (1 - k u), u the unit roundoff of the dtype (Higham,
-    Accuracy and Stability of Numerical Algorithms, 2002, eq. 3.5).
+    Rows of 1024 products are summed by BLAS, the row sums pairwise: |error| <= gamma(1024 + 64 + 1) sum |a b| in whatever
+    order rows and row sums are added: gamma(k) = k u / (1 - k u), u the unit roundoff of the dtype (Higham, Accuracy and
+    Stability of Numerical Algorithms, 2002, eq. 3.5).
     """
     whole = a.size // _ROW * _ROW
     found: Any = np.dot(a[whole:], b[whole:]) if whole < a.size else 0.0
     if whole:
         rows = _row_dots(a[:whole].reshape(-1, _ROW), b[:whole].reshape(-1, _ROW))
-        found = np.add.reduce(rows, dtype=_SUMMED_IN[a.dtype]) + found
+        found = np.add.reduce(rows) + found
     return found
 
 
@@ -211,11 +209,10 @@ def moments(values: Array) -> tuple[Any, Any]:
 def total(values: Array) -> Any:
     """Sum of a block, with the error bound of `dot` (the products are with 1)."""
     whole = values.size // _ROW * _ROW
-    summed_in = _SUMMED_IN[values.dtype]
-    found: Any = np.add.reduce(values[whole:], dtype=summed_in)
+    found: Any = np.add.reduce(values[whole:])
     if whole:
         rows = _row_dots(values[:whole].reshape(-1, _ROW), _ONES[values.dtype])
-        found = np.add.reduce(rows, dtype=summed_in) + found
+        found = np.add.reduce(rows) + found
     return found
 
 
