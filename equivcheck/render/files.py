@@ -17,10 +17,11 @@ def check_writable(path: Path, read: Iterable[str | None] = ()) -> None:
             raise OutputError(f"cannot write {path}: the command reads it", asked=str(path), hint="name another file")
     if path.is_dir():
         raise OutputError(f"cannot write {path}: it is a folder", asked=str(path), hint="name a file")
-    folder = path.parent
-    if not folder.is_dir():
+    stream = _is_stream(path)
+    folder = path.resolve().parent if path.is_symlink() else path.parent
+    if not stream and not folder.is_dir():
         raise OutputError(f"cannot write {path}: no folder {folder}", asked=str(path), hint="make it first")
-    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+    if not (stream or os.access(folder, os.W_OK)) or (path.exists() and not os.access(path, os.W_OK)):
         raise OutputError(f"cannot write {path}: permission denied", asked=str(path), hint="choose another place")
 
 
@@ -35,18 +36,30 @@ def check_folder(path: Path) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write `content` beside `path` and move it there. Raises OutputError; an older file stays as it was then."""
+    """Write `content` beside the file that `path` names and move it there; a pipe or a device is written as it is.
+
+    Raises OutputError; an older file stays as it was then.
+    """
     check_writable(path)
     scratch = ""
     try:
-        handle, scratch = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        if _is_stream(path):
+            path.write_bytes(content)
+            return
+        target = path.resolve()  # a link stays one
+        handle, scratch = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
         umask = os.umask(0)
         os.umask(umask)
         Path(scratch).chmod(0o666 & ~umask)
-        Path(scratch).replace(path)
+        Path(scratch).replace(target)
     except OSError as error:
         if scratch:
             Path(scratch).unlink(missing_ok=True)
         raise OutputError(f"cannot write {path}: {error.strerror}", asked=str(path)) from error
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether `path` is there and no regular file: /dev/null, a pipe of the shell."""
+    return path.exists() and not path.is_file() and not path.is_dir()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from builder import Qdq, feeds
 from equivcheck.backends.registry import backend
 from equivcheck.backends.script import ScriptBackend
 from equivcheck.cli import main
+from equivcheck.engines.script import ScriptEngine
 from equivcheck.errors import BackendUnavailable, EngineRefused, SpecError
 from equivcheck.models.onnx.cut import dequantised
 from equivcheck.models.onnx.load import OnnxModel, model_from_bytes
@@ -176,6 +179,23 @@ def test_what_lies_beside_the_script_can_be_imported(script: Script, tmp_path: P
         "\ndef run(model_path, feeds):\n    import vendor_sdk\n    return vendor_sdk.compute(model_path, feeds)\n"
     )
     assert not recorded(spec, small()).failed
+
+
+def test_a_script_that_was_changed_within_the_second_is_not_taken_from_pythons_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Same size, same time: what an import keeps in `__pycache__` looks current."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # a worker removes what its engine leaves
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    (tmp_path / "own").mkdir()
+    path = tmp_path / "own" / "board.py"
+    for number in (1, 2):
+        source = f"__version__ = {number}\ndef run(model_path, feeds):\n    return []\n".encode()
+        path.write_bytes(source)
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+        engine = ScriptEngine(source, path.name, str(path.parent))
+        assert engine.info()["version"] == str(number)
+    assert [file.name for file in path.parent.iterdir()] == ["board.py"]
 
 
 def test_what_a_script_does_to_its_feeds_is_its_own_affair(script: Script) -> None:

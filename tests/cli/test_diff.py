@@ -330,7 +330,7 @@ def test_head_takes_the_first_line_and_nobody_complains(digits: Path) -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no /dev/full here")
 def test_a_full_disk_behind_stdout_is_said_as_that(digits: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
