@@ -187,6 +187,7 @@ def test_a_script_that_was_changed_within_the_second_is_not_taken_from_pythons_c
     """Same size, same time: what an import keeps in `__pycache__` looks current."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # a worker removes what its engine leaves
     monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     (tmp_path / "own").mkdir()
     path = tmp_path / "own" / "board.py"
     for number in (1, 2):
