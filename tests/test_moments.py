@@ -16,7 +16,7 @@ EVERY_KERNEL = """
 import json, sys
 import numkong
 import numpy as np
-from equivcheck.metrics.blocks import moments
+from equivcheck.metrics.blocks import BLOCK, Scratch, count_above, moments
 arrays = np.load(sys.argv[1])
 able = [name for name, has in numkong.get_capabilities().items() if has and name != "serial"]
 found = {}
@@ -24,6 +24,8 @@ for kernel in ["serial", *able]:
     for name in able:
         (numkong.enable_capability if name == kernel else numkong.disable_capability)(name)
     found[kernel] = {name: [float(x).hex() for x in moments(array)] for name, array in arrays.items()}
+    ones = np.ones(6 * BLOCK, np.uint8)
+    found[kernel]["counted"] = [float(count_above(ones, 0, Scratch(ones.size, 6))).hex()]
 print(json.dumps(found))
 """
 rng = np.random.default_rng(7)
@@ -69,6 +71,10 @@ def test_sums_of_codes_are_exact_with_every_kernel(kernels: dict, name: str) -> 
     codes = CODES[name].astype(np.int64)
     wanted = [int(codes.sum()), int((codes * codes).sum())]  # below 2^53: float64 holds them
     assert {kernel: of[name] for kernel, of in kernels.items()} == dict.fromkeys(kernels, wanted)
+
+
+def test_every_element_of_the_largest_block_is_counted_with_every_kernel(kernels: dict) -> None:
+    assert {kernel: of["counted"] for kernel, of in kernels.items()} == {kernel: [6 * BLOCK] for kernel in kernels}
 
 
 @pytest.mark.parametrize("name", FLOATS)

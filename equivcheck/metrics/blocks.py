@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -216,12 +216,7 @@ def total(values: Array) -> Any:
     return found
 
 
-def counts_above(values: Array, limits: Sequence[Any], scratch: Scratch) -> list[int]:
-    """How many elements of a block exceed each limit (one for all elements, or one each)."""
-    above = scratch.get("above", np.bool_, values.size)
-    ones = above.view(np.uint8)
-    found = []
-    for limit in limits:
-        np.greater(values, limit, out=above)
-        found.append(int(numkong.moments(ones)[0]))  # twice as fast as np.count_nonzero
-    return found
+def count_above(values: Array, limit: Any, scratch: Scratch) -> int:
+    """How many elements of a block exceed a limit (one for all, or one each)."""
+    above = np.greater(values, limit, out=scratch.get("above", np.bool_, values.size))
+    return int(numkong.moments(above.view(np.uint8))[0])  # twice as fast as np.count_nonzero

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from equivcheck.metrics.blocks import Array, Grid, Scratch, counts_above, dot, moments, total, unequal, walk
+from equivcheck.metrics.blocks import Array, Grid, Scratch, count_above, dot, moments, total, unequal, walk
 from equivcheck.metrics.tally import LADDER, Tally, rungs
 
 _SMALLEST = 1e-290  # below, sums of squares have lost digits to underflow
@@ -149,9 +149,9 @@ class _Sums:
 
     def count(self, distance: Array, peak: Any) -> None:
         """Count the differences of codes above each rung of the ladder."""
-        counts = counts_above(distance, [rung for rung in LADDER if rung < peak], self.scratch)
-        for k, count in enumerate(counts):
-            self.exceeding[k] += count
+        for k, rung in enumerate(LADDER):
+            if rung < peak:
+                self.exceeding[k] += count_above(distance, rung, self.scratch)
         self.mismatched = self.exceeding[0]
 
     def count_far(self, distance: Array, peak: Any, reference: Array) -> None:
@@ -166,7 +166,7 @@ class _Sums:
             np.abs(limit, out=limit)
             limit *= rtol
             limit += atol
-            self.far += counts_above(distance, [limit], self.scratch)[0]
+            self.far += count_above(distance, limit, self.scratch)
 
     def cast(self, name: str, values: Array) -> Array:
         """Values of one side as float64, in scratch."""
@@ -379,7 +379,7 @@ class _Floats(_Sums):
         k = int(distance.argmax())
         peak = float(distance[k])
         self.sum_abs += moments(distance)[0]
-        self.mismatched += counts_above(distance, [0], self.scratch)[0]
+        self.mismatched += count_above(distance, 0, self.scratch)
         self.count_far(distance, peak, a)
         self._note(peak, start + k)
         if others is not None:
@@ -439,7 +439,7 @@ class _Floats(_Sums):
         peak = distance[k]
         if peak:
             self.sum_abs += total(distance)
-            self.mismatched += counts_above(distance, [0], self.scratch)[0]
+            self.mismatched += count_above(distance, 0, self.scratch)
             self.count_far(distance, peak, x)
         return peak, k
 

@@ -7,8 +7,8 @@ element can be faster. Naive is the same figures written as whole-array numpy in
 times the memory). One thread; least of several repetitions; `few`: one element in a thousand differs; `many`: half of
 the int8 codes by one, all floats by 1e-5 of themselves; `noise`: all by a thousandth of their spread; `unrelated`:
 independent values. Exits 1 where a target is missed at 1e6 elements and more: 11 times the read limit for int8, 4.5 for
-float32 that differ by a share of themselves (few, many), 10 times faster than naive for these. `noise` and `unrelated` have
-no target of their own: float32 beyond a factor of two of each other must be picked out and subtracted in float64.
+float32 that differ by a share of themselves (few, many), 10 times faster than naive for all of these. `noise` and `unrelated`
+of float32 have none: what is beyond a factor of two of each other must be picked out and subtracted in float64.
 
 All of it is measured cold: copies of the pair take turns, so many that 256 MB lie between two looks at one of them. That is
 how tensors are met: an engine has written all the others since, or they come from a file. Over one pair again and again the
